@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 from gpuprof.domain.deployment import Replica
 from gpuprof.rules.routing import routing_rule
-from gpuprof.serving.machine.launcher import WorkerOrder
+from gpuprof.serving.machine.orders import WorkerOrder
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.router.served_replica import ReplicaPlan, ServedReplica
 from gpuprof.serving.router.simulated_worker import SimulatedWorker

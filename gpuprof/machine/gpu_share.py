@@ -4,49 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, UnavailableError
+from gpuprof.machine.gpu import LocalMigInstance, list_local_gpus
 from gpuprof.machine.mps import PERCENTAGE, mps_daemon
-from gpuprof.machine.nvml import decode_nvml, load_nvml
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-
-
-@dataclass(frozen=True, slots=True)
-class MigInstanceId:
-    """A MIG instance that exists."""
-
-    uuid: str  #: ``"MIG-…"``; binds a process to the instance.
-    profile: str  #: ``"3g.40gb"``.
-
-
-def mig_instances(nvml: Any = None) -> tuple[MigInstanceId, ...]:
-    """Return the MIG instances of the first GPU; empty without MIG or without a driver. No instance is created.
-
-    ``nvml``: replaces ``pynvml``.
-    """
-    nvml = nvml or load_nvml()
-    if nvml is None:
-        return ()
-    try:
-        nvml.nvmlInit()
-        handle = nvml.nvmlDeviceGetHandleByIndex(0)
-        count = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
-    except nvml.NVMLError:
-        return ()
-    instances = []
-    for index in range(count):
-        try:
-            instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-            uuid, name = nvml.nvmlDeviceGetUUID(instance), nvml.nvmlDeviceGetName(instance)
-        except nvml.NVMLError:  # a slot that holds none
-            continue
-        instances.append(MigInstanceId(decode_nvml(uuid), decode_nvml(name).rsplit("MIG ", 1)[-1].strip().lower()))
-    return tuple(instances)
 
 
 @contextmanager
@@ -70,7 +36,8 @@ def bind_shares(device: Device, shares: Sequence[Share], nvml: Any = None) -> It
     if any(share.mig for share in shares):
         if plain:
             raise InputError("a GPU is either cut into MIG instances or shared whole, not both")
-        with _in_instances(shares, mig_instances(nvml=nvml)) as environments:
+        gpus = list_local_gpus(nvml)
+        with _in_instances(shares, gpus[0].instances if gpus else ()) as environments:
             yield environments
     elif len(shares) == 1 and shares[0].is_whole:
         yield ({},)
@@ -90,7 +57,9 @@ _MEANS = {VISIBLE: "MIG", PERCENTAGE: "MPS"}
 
 
 @contextmanager
-def _in_instances(shares: Sequence[Share], instances: Sequence[MigInstanceId]) -> Iterator[tuple[dict[str, str], ...]]:
+def _in_instances(
+    shares: Sequence[Share], instances: Sequence[LocalMigInstance]
+) -> Iterator[tuple[dict[str, str], ...]]:
     free = list(instances)
     uuids: list[str] = []
     open_parts: dict[str, tuple[str, float]] = {}  # profile → shared instance, and its free percentage
@@ -111,7 +80,7 @@ def _in_instances(shares: Sequence[Share], instances: Sequence[MigInstanceId]) -
         yield tuple({VISIBLE: uuids[0], **daemon.environment(share.sm_pct)} for share in shares)
 
 
-def _take_instance(free: list[MigInstanceId], profile: str) -> str:
+def _take_instance(free: list[LocalMigInstance], profile: str) -> str:
     for instance in free:
         if instance.profile == profile:
             free.remove(instance)

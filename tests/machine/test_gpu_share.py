@@ -2,14 +2,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gpuprof.domain.catalogue import device
+from gpuprof.domain.deployment import Gpu, MigInstance
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.machine import gpu_share
-from gpuprof.machine.gpu_share import VISIBLE, MigInstanceId, bind_shares, describe_share_means, mig_instances
+from gpuprof.machine.gpu import LocalGpu, LocalMigInstance, find_gpu, list_local_gpus
+from gpuprof.machine.gpu_share import VISIBLE, bind_shares, describe_share_means
 from gpuprof.machine.mps import MpsDaemon
 from tests.profiling.fake_nvml import FakeNvmlError
 
@@ -17,32 +21,50 @@ A100 = device("a100-80")
 
 
 class FakeMigNvml:
-    """A GPU with slots for MIG devices, some empty."""
+    """A GPU with slots for MIG devices, some empty; without slots, a GPU that has no MIG."""
 
     NVMLError = FakeNvmlError
 
     def __init__(self, *instances: str | None) -> None:
         self.instances = instances
 
-    def nvmlInit(self) -> None:  # noqa: N802 - NVML's names
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self, f"_{name.removeprefix('nvml')}")
+
+    def _Init(self) -> None:  # noqa: N802 - NVML's names
         pass
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        return index
+    def _DeviceGetCount(self) -> int:  # noqa: N802
+        return 1
 
-    def nvmlDeviceGetMaxMigDeviceCount(self, _: int) -> int:  # noqa: N802
+    def _DeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
+        return f"GPU-{index}"
+
+    def _DeviceGetName(self, handle: str | int) -> str:  # noqa: N802
+        mig = f" MIG {self.instances[handle]}" if isinstance(handle, int) else ""
+        return f"NVIDIA A100-SXM4-80GB{mig}"
+
+    def _DeviceGetUUID(self, handle: str | int) -> bytes:  # noqa: N802
+        return (f"MIG-{handle}" if isinstance(handle, int) else handle).encode()
+
+    def _DeviceGetMaxMigDeviceCount(self, _: str) -> int:  # noqa: N802
+        if not self.instances:
+            raise self.NVMLError
         return len(self.instances)
 
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, _: int, index: int) -> int:  # noqa: N802
+    def _DeviceGetMigDeviceHandleByIndex(self, _: str, index: int) -> int:  # noqa: N802
         if self.instances[index] is None:
             raise self.NVMLError
         return index
 
-    def nvmlDeviceGetUUID(self, index: int) -> bytes:  # noqa: N802
-        return f"MIG-{index}".encode()
+    def _DeviceGetGpuInstanceId(self, index: int) -> int:  # noqa: N802
+        return index
 
-    def nvmlDeviceGetName(self, index: int) -> str:  # noqa: N802
-        return f"NVIDIA A100-SXM4-80GB MIG {self.instances[index]}"
+    def _DeviceGetGpuInstanceById(self, _: str, number: int) -> int:  # noqa: N802
+        return number
+
+    def _GpuInstanceGetInfo(self, number: int) -> Any:  # noqa: N802
+        return SimpleNamespace(placement=SimpleNamespace(start=4 * number))
 
 
 @pytest.fixture
@@ -58,9 +80,25 @@ def daemons(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     return started
 
 
-def test_instances_are_found_by_uuid_and_profile() -> None:
-    instances = mig_instances(nvml=FakeMigNvml("3g.40gb", None, "1g.10gb"))
-    assert instances == (MigInstanceId("MIG-0", "3g.40gb"), MigInstanceId("MIG-2", "1g.10gb"))
+def test_instances_are_found_by_profile_and_slice() -> None:
+    (whole,), (gpu,) = list_local_gpus(FakeMigNvml()), list_local_gpus(FakeMigNvml("3g.40gb", None, "1g.10gb"))
+    assert gpu.instances == (LocalMigInstance("3g.40gb", 0, "MIG-0"), LocalMigInstance("1g.10gb", 8, "MIG-2"))
+    assert whole.device == gpu.device == "a100-80"
+    assert whole.find_uuid(None) == "GPU-0"
+    assert gpu.find_uuid(MigInstance(profile="1g.10gb", start=8)) == "MIG-2"
+    with pytest.raises(UnavailableError, match=r"nvidia-smi mig -i 0 -cgi 3g\.40gb:4 -C"):
+        gpu.find_uuid(MigInstance(profile="3g.40gb", start=4))
+    with pytest.raises(UnavailableError, match="wants it whole"):
+        gpu.find_uuid(None)
+
+
+def test_a_gpu_that_is_not_there_or_another_is_an_error() -> None:
+    gpus = (LocalGpu(0, "h100", "u"),)
+    assert find_gpu(Gpu(index=0, device="h100", partitions=()), gpus).uuid == "u"
+    with pytest.raises(UnavailableError, match="which is h100 here"):
+        find_gpu(Gpu(index=0, device="a100-80", partitions=()), gpus)
+    with pytest.raises(UnavailableError, match="does not have"):
+        find_gpu(Gpu(index=1, device="h100", partitions=()), gpus)
 
 
 def test_the_whole_gpu_needs_nothing(daemons: list[str | None]) -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from gpuprof.domain.map_file import parse_map
 from gpuprof.errors import InputError, UnavailableError
-from gpuprof.serving.machine.gpu_holder import GpuHolder
-from gpuprof.serving.machine.gpu_places import LocalGpu, LocalMigInstance
-from gpuprof.serving.machine.machine_parts import MachineParts
+from gpuprof.machine.gpu import LocalGpu, LocalMigInstance
+from gpuprof.serving.machine.machine import GpuHolder
+from gpuprof.serving.machine.orders import MachineParts
 from gpuprof.serving.plan.serving_plan import MapSource, Planner
 from tests.machine.test_mig_layout import Smi
 from tests.reruns import serves_in_real_time

@@ -14,7 +14,7 @@ from gpuprof.domain.deployment import DeploymentMap, PublicName
 from gpuprof.errors import GpuprofError
 from gpuprof.rules.routing import routing_rule
 from gpuprof.serving.engines.local_engine import Engine
-from gpuprof.serving.machine.launcher import WorkerOrder
+from gpuprof.serving.machine.orders import WorkerOrder
 from gpuprof.serving.plan.serving_plan import PlannedReplica
 from gpuprof.serving.plan.shadow_plan import Standby
 from gpuprof.serving.router.router import Router

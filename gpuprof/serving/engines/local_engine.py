@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
 from gpuprof.errors import GpuprofError, UnavailableError
 from gpuprof.runtime.module_command import module_command
-from gpuprof.serving.machine.launcher import SharedMemory
 from gpuprof.serving.machine.machine import MachineOrder
 from gpuprof.serving.machine.machine_link import MachineLink
-from gpuprof.serving.machine.machine_parts import MachineParts
+from gpuprof.serving.machine.orders import MachineParts, SharedMemory
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.rendezvous import Rendezvous
 from gpuprof.serving.watch.logs import LOGGER
@@ -104,18 +102,9 @@ class LocalEngine:
 
 async def _start_machine(order: MachineOrder) -> LivingProcess:
     assert order.memory is not None
-    process = subprocess.Popen(
-        module_command("gpuprof.serving.machine.machine"),
-        # The arena is an unnamed file, available only through an inherited descriptor.
-        pass_fds=(order.memory.fd,),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-    )
-    assert process.stdin is not None
-    # The order holds the secret of the rendezvous, and all users can read arguments.
-    with process.stdin as pipe:
-        pipe.write(order.to_json().encode())
-    return LivingProcess(process.pid, process)
+    # The arena is an unnamed file, available only through an inherited descriptor.
+    command = module_command("gpuprof.serving.machine.machine")
+    return LivingProcess.start(command, order.to_json(), (order.memory.fd,))
 
 
 def _log_failure(error: GpuprofError) -> None:

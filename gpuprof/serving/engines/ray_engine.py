@@ -18,7 +18,7 @@ from gpuprof.machine.ray_cluster import join_cluster
 from gpuprof.serving.engines.local_engine import Layouts, find_machine_parts
 from gpuprof.serving.machine.machine import MachineOrder, MachineProcess
 from gpuprof.serving.machine.machine_link import MachineLink
-from gpuprof.serving.machine.machine_parts import MachineParts
+from gpuprof.serving.machine.orders import MachineParts
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.rendezvous import Rendezvous, RendezvousKey
 from gpuprof.serving.transport.security import Security, check_exposure

@@ -15,18 +15,21 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gpuprof.errors import GpuprofError
 from gpuprof.machine.cgroup import remove_group
 from gpuprof.machine.core_sharing import CoreSharing
-from gpuprof.serving.machine.gpu_holder import GpuHolder
-from gpuprof.serving.machine.launcher import SharedMemory, WorkerOrder, start_worker
-from gpuprof.serving.machine.machine_parts import MachineParts
+from gpuprof.machine.mig_layout import MigLayout, apply_layout, restore_layout
+from gpuprof.machine.mps import MpsDaemon, adopt_daemon, mps_daemon
+from gpuprof.runtime.module_command import module_command
+from gpuprof.serving.machine.orders import MachineParts, SharedMemory, WorkerOrder
 from gpuprof.serving.transport.frame_connection import FrameConnection
 from gpuprof.serving.transport.rendezvous import RendezvousKey, connect
 from gpuprof.serving.transport.wire import Frame, FrameKind
@@ -61,6 +64,74 @@ class _Worker:
     orders: dict[str, WorkerOrder]  #: Of its models, by their numbers in the router.
     process: SupervisedProcess
     identity: list[int] | None = None  #: Process id and start time of a living process to adopt.
+
+
+class GpuHolder:
+    """Starts MPS daemons for GPUs and MIG instances that need them, applies MIG layouts, and undoes both on exit.
+
+    ``changed``: called when `describe_takeover_state` returns something new.
+    """
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self._daemons: dict[str, MpsDaemon] = {}
+        self._running = ExitStack()
+        self._starts_one = asyncio.Lock()
+        self._before: dict[int, MigLayout] = {}
+
+    def describe_takeover_state(self) -> dict[str, Any]:
+        """Return the state for a successor of this process: the running daemons, and the former MIG layouts."""
+        daemons = {uuid: [daemon.pipe_directory, daemon.log_directory] for uuid, daemon in self._daemons.items()}
+        return {"daemons": daemons, "mig": [[gpu, asdict(layout)] for gpu, layout in self._before.items()]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over from a predecessor: its living daemons, and the MIG layouts to restore on exit."""
+        for gpu, layout in state.get("mig", []):
+            self._before[gpu] = MigLayout(
+                layout["enabled"], tuple((name, start) for name, start in layout["instances"])
+            )
+        for uuid, (pipe, log) in state.get("daemons", {}).items():
+            daemon = self._running.enter_context(adopt_daemon(uuid, pipe, log))
+            if daemon is not None:
+                self._daemons[uuid] = daemon
+
+    async def bind(self, order: WorkerOrder) -> dict[str, str]:
+        """Return the environment variables that limit a worker to its share of a GPU.
+
+        Raises `UnavailableError` when the share needs MPS and MPS does not run here.
+        """
+        if order.gpu is None:
+            return {}
+        return order.gpu.environment(await self._find_daemon(order.gpu.uuid) if order.with_mps else None)
+
+    async def apply_layouts(self, layouts: dict[str, list[list[Any]]]) -> None:
+        """Apply MIG layouts; the former ones are restored on exit.
+
+        Raises `UnavailableError` when the driver refuses. ``layouts``: by the number of the GPU.
+        """
+        for gpu, instances in layouts.items():
+            layout = MigLayout.of([(profile, start) for profile, start in instances])
+            before = await asyncio.to_thread(apply_layout, int(gpu), layout)
+            if before is not None and int(gpu) not in self._before:
+                self._before[int(gpu)] = before
+                self._changed()
+
+    async def close(self) -> None:
+        """Stop the daemons, then restore the former MIG layouts."""
+        # The daemons first: the driver refuses another layout while a process uses the GPU.
+        await asyncio.to_thread(self._running.close)
+        for gpu, layout in self._before.items():
+            if (reason := await asyncio.to_thread(restore_layout, gpu, layout)) is not None:
+                sys.stderr.write(f"gpuprof: GPU {gpu} could not be cut again as it was: {reason}\n")
+
+    async def _find_daemon(self, uuid: str) -> MpsDaemon:
+        """Return the MPS daemon of a GPU or MIG instance, started for the first worker that needs it."""
+        async with self._starts_one:
+            if uuid not in self._daemons:
+                enter = self._running.enter_context
+                self._daemons[uuid] = await asyncio.to_thread(enter, mps_daemon(uuid))
+                self._changed()
+            return self._daemons[uuid]
 
 
 class MachineProcess:
@@ -144,8 +215,11 @@ class MachineProcess:
         self._cores.take({core for order in orders for core in order.cores} if are_confined else ())
 
     async def _start(self, orders: Mapping[str, WorkerOrder]) -> LivingProcess:
-        order = await self._gpus.with_gpu_environment(next(iter(orders.values())))
-        return await asyncio.to_thread(start_worker, list(orders), order, self._order.key, self._order.memory)
+        order = next(iter(orders.values()))
+        environment = await self._gpus.bind(order)
+        return await asyncio.to_thread(
+            start_worker, list(orders), order, self._order.key, self._order.memory, environment
+        )
 
     async def _stop_worker(self, number: str) -> None:
         worker = self._workers.pop(number, None)
@@ -178,6 +252,36 @@ class MachineProcess:
         # create_task).
         self._tasks.add(future)
         future.add_done_callback(self._tasks.discard)
+
+
+def start_worker(
+    numbers: Sequence[str],
+    order: WorkerOrder,
+    key: RendezvousKey,
+    memory: SharedMemory | None,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> LivingProcess:
+    """Start a worker. Raises `OSError` when no process can be started.
+
+    Parameters
+    ----------
+    numbers : sequence of str
+        The numbers of the worker's models in the router.
+    order : WorkerOrder
+        The order of any of the models, which all have the worker's share.
+    key : RendezvousKey
+        Address and secret of the router's rendezvous.
+    memory : SharedMemory or None
+        Memory shared with the router; None: tensors travel with the messages.
+    environment : mapping of str to str
+        Variables that bind the process to its share of a GPU.
+    """
+    arena = SharedMemory(-1, 0) if memory is None else memory
+    command = module_command("gpuprof.serving.worker.worker", str(arena.fd), str(arena.size), *numbers)
+    # NumPy's own threads would come on top of ONNX Runtime's.
+    threads = {"OMP_NUM_THREADS": str(order.threads), "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    descriptors = () if memory is None else (memory.fd,)
+    return LivingProcess.start(command, key.to_json(), descriptors, {**os.environ, **threads, **environment})
 
 
 def host_id() -> str:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from gpuprof.errors import UnavailableError
-from gpuprof.serving.machine.launcher import WorkerOrder
-from gpuprof.serving.machine.machine_parts import MachineParts
+from gpuprof.serving.machine.orders import MachineParts, WorkerOrder
 from gpuprof.serving.transport.frame_connection import FrameConnection
 from gpuprof.serving.transport.rendezvous import ExpectedPeer, Rendezvous
 from gpuprof.serving.transport.wire import Frame, FrameKind

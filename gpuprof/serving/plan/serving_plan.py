@@ -12,14 +12,12 @@ from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, Node, P
 from gpuprof.domain.map_file import read_map
 from gpuprof.errors import InputError, UnavailableError, unknown_name
 from gpuprof.graph.merged_model import read_merged
+from gpuprof.machine.gpu import find_gpu
 from gpuprof.rules.cpu_slices import CpuSlice, plan_shared_slices
 from gpuprof.rules.turns import list_firsts
 from gpuprof.runtime.gpu_probe import gpu_provider
 from gpuprof.runtime.providers import ORT_CUDA
-from gpuprof.serving.machine.gpu_places import find_gpu
-from gpuprof.serving.machine.launcher import WorkerOrder
-from gpuprof.serving.machine.machine_parts import MachineParts
-from gpuprof.serving.machine.mps import GpuShare, needs_mps
+from gpuprof.serving.machine.orders import GpuShare, MachineParts, WorkerOrder, needs_mps
 from gpuprof.serving.plan.shadow_plan import SpareResources, Standby
 from gpuprof.serving.router.member_model import PlannedMember
 from gpuprof.serving.router.served_replica import ReplicaPlan

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from gpuprof.rules.cpu_slices import CpuSlice, unassigned_cores
 from gpuprof.rules.turns import held_shares
-from gpuprof.serving.machine.launcher import WorkerOrder
+from gpuprof.serving.machine.orders import WorkerOrder
 from gpuprof.serving.router.served_replica import ReplicaPlan
 from gpuprof.serving.router.simulated_worker import SIMULATED_PROVIDER
 

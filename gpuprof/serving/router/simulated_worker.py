@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprof.domain.model import Tensor
-from gpuprof.serving.machine.launcher import WorkerOrder
+from gpuprof.serving.machine.orders import WorkerOrder
 from gpuprof.serving.router.worker import BatchAnswer, SentBatch, ServedWorker, StalledSince
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.datatypes import ITEM_BYTES, ONNX_NAMES

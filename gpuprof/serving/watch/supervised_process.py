@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -128,6 +128,25 @@ class LivingProcess:
         self.pid = pid
         self._child = child
         self._descriptor = os.pidfd_open(pid)
+
+    @classmethod
+    def start(
+        cls,
+        command: Sequence[str],
+        text: str,
+        descriptors: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> LivingProcess:
+        """Start a program that inherits ``descriptors``, and reads ``text`` from its input.
+
+        Secrets go there, since all users can read the arguments of a process. Raises `OSError`.
+        """
+        pipe, null = subprocess.PIPE, subprocess.DEVNULL
+        process = subprocess.Popen(command, pass_fds=descriptors, stdin=pipe, stdout=null, env=environment)
+        assert process.stdin is not None
+        with process.stdin as file:
+            file.write(text.encode())
+        return cls(process.pid, process)
 
     @classmethod
     def adopt(cls, pid: int, started: int) -> LivingProcess | None:

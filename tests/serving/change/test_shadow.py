@@ -17,8 +17,7 @@ from gpuprof.load.target import Target
 from gpuprof.machine.cgroup import quota_parent
 from gpuprof.machine.cpu_share import own_cores
 from gpuprof.rules.cpu_slices import CpuSlice
-from gpuprof.serving.machine.launcher import WorkerOrder
-from gpuprof.serving.machine.mps import GpuShare
+from gpuprof.serving.machine.orders import GpuShare, WorkerOrder
 from gpuprof.serving.plan.shadow_plan import SpareResources, Standby
 from gpuprof.serving.router.served_replica import ReplicaPlan
 from gpuprof.serving.router.simulated_worker import SIMULATED_PROVIDER

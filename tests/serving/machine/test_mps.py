@@ -6,22 +6,17 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gpuprof.domain.deployment import Gpu, MigInstance
 from gpuprof.domain.map_file import parse_map
-from gpuprof.errors import UnavailableError
+from gpuprof.machine.gpu import LocalGpu
 from gpuprof.machine.mps import MpsDaemon
-from gpuprof.serving.machine import gpu_holder, machine_parts
-from gpuprof.serving.machine.gpu_holder import GpuHolder
-from gpuprof.serving.machine.gpu_places import LocalGpu, find_gpu, list_local_gpus
-from gpuprof.serving.machine.launcher import WorkerOrder
-from gpuprof.serving.machine.mps import GpuShare, needs_mps
+from gpuprof.serving.machine import machine, orders
+from gpuprof.serving.machine.machine import GpuHolder
+from gpuprof.serving.machine.orders import GpuShare, WorkerOrder, needs_mps
 from gpuprof.serving.plan import serving_plan
-from tests.profiling.fake_nvml import FakeNvmlError
 from tests.reruns import serves_in_real_time
 from tests.serving.running import map_of, replica
 
@@ -51,16 +46,16 @@ def test_workers_of_one_gpu_share_a_daemon_that_ends_with_them(monkeypatch: pyte
         yield MpsDaemon(f"/pipes/{uuid}")
         ended.append(uuid)
 
-    monkeypatch.setattr(gpu_holder, "mps_daemon", play_daemon)
-    orders = [_order(uuid, with_mps) for uuid, with_mps in (("a", True), ("a", True), ("b", True), ("c", False))]
+    monkeypatch.setattr(machine, "mps_daemon", play_daemon)
+    shares = [_order(uuid, with_mps) for uuid, with_mps in (("a", True), ("a", True), ("b", True), ("c", False))]
 
-    async def bind() -> list[WorkerOrder]:
+    async def bind() -> list[dict[str, str]]:
         holder = GpuHolder(lambda: states.append(holder.describe_takeover_state()))
-        bound = await asyncio.gather(*(holder.with_gpu_environment(order) for order in orders))
+        bound = await asyncio.gather(*(holder.bind(order) for order in shares))
         await holder.close()
         return bound
 
-    pipes = [order.environment.get("CUDA_MPS_PIPE_DIRECTORY") for order in asyncio.run(bind())]
+    pipes = [environment.get("CUDA_MPS_PIPE_DIRECTORY") for environment in asyncio.run(bind())]
     assert pipes == ["/pipes/a", "/pipes/a", "/pipes/b", None]
     assert sorted(running) == sorted(ended) == ["a", "b"]
     assert states[-1]["daemons"] == {"a": ["/pipes/a", None], "b": ["/pipes/b", None]}
@@ -75,71 +70,8 @@ def test_one_process_that_has_everything_needs_no_mps() -> None:
     assert needs_mps([50.0]) and needs_mps([100.0, 100.0])
 
 
-class PlayedNvml:
-    """Two GPUs, the second cut into two instances."""
-
-    NVMLError = FakeNvmlError
-
-    def nvmlInit(self) -> None:  # noqa: N802 - NVML's name
-        pass
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self, f"_{name.removeprefix('nvml')}")
-
-    def _DeviceGetCount(self) -> int:  # noqa: N802
-        return 2
-
-    def _DeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
-        return f"gpu{index}"
-
-    def _DeviceGetName(self, handle: str) -> str:  # noqa: N802
-        return {"mig0": "NVIDIA A100-SXM4-80GB MIG 3g.40gb"}.get(handle, "NVIDIA A100-SXM4-80GB")
-
-    def _DeviceGetUUID(self, handle: str) -> bytes:  # noqa: N802
-        return f"uuid-{handle}".encode()
-
-    def _DeviceGetMaxMigDeviceCount(self, handle: str) -> int:  # noqa: N802
-        if handle == "gpu0":
-            raise self.NVMLError
-        return 7
-
-    def _DeviceGetMigDeviceHandleByIndex(self, handle: str, number: int) -> str:  # noqa: N802
-        if number:
-            raise self.NVMLError
-        return "mig0"
-
-    def _DeviceGetGpuInstanceId(self, handle: str) -> int:  # noqa: N802
-        return 2
-
-    def _DeviceGetGpuInstanceById(self, handle: str, number: int) -> int:  # noqa: N802
-        return number
-
-    def _GpuInstanceGetInfo(self, number: int) -> Any:  # noqa: N802
-        return SimpleNamespace(placement=SimpleNamespace(start=4, size=4))
-
-
-def test_instances_are_found_by_profile_and_slice() -> None:
-    places = list_local_gpus(PlayedNvml())
-    assert [place.device for place in places] == ["a100-80", "a100-80"]
-    assert places[0].find_uuid(None) == "uuid-gpu0"
-    assert places[1].find_uuid(MigInstance(profile="3g.40gb", start=4)) == "uuid-mig0"
-    with pytest.raises(UnavailableError, match=r"nvidia-smi mig -i 1 -cgi 3g\.40gb:0 -C"):
-        places[1].find_uuid(MigInstance(profile="3g.40gb", start=0))
-    with pytest.raises(UnavailableError, match="wants it whole"):
-        places[1].find_uuid(None)
-
-
-def test_a_gpu_that_is_not_there_or_another_is_an_error() -> None:
-    places = (LocalGpu(0, "h100", "u"),)
-    assert find_gpu(Gpu(index=0, device="h100", partitions=()), places).uuid == "u"
-    with pytest.raises(UnavailableError, match="which is h100 here"):
-        find_gpu(Gpu(index=0, device="a100-80", partitions=()), places)
-    with pytest.raises(UnavailableError, match="does not have"):
-        find_gpu(Gpu(index=1, device="h100", partitions=()), places)
-
-
 def test_the_replicas_of_a_gpu_are_ordered_with_their_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_parts, "list_local_gpus", lambda: (LocalGpu(0, "h100", "GPU-1"),))
+    monkeypatch.setattr(orders, "list_local_gpus", lambda: (LocalGpu(0, "h100", "GPU-1"),))
     document = map_of({"m": "null:4"}, [replica("m", sm_share_pct=60.0, processes=2, memory_limit_bytes=1 << 30)])
     document["nodes"][0]["gpus"][0]["device"] = "h100"
     (planned,) = serving_plan.Planner("g").plan(serving_plan.MapSource(parse_map(document, "test"), Path()))
@@ -148,16 +80,16 @@ def test_the_replicas_of_a_gpu_are_ordered_with_their_part_of_it(monkeypatch: py
 
 
 def test_replicas_of_an_unshared_gpu_are_sent_to_mps_without_a_percentage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_parts, "list_local_gpus", lambda: (LocalGpu(0, "h100", "GPU-1"),))
+    monkeypatch.setattr(orders, "list_local_gpus", lambda: (LocalGpu(0, "h100", "GPU-1"),))
     document = map_of({"a": "null:4", "b": "null:4"}, [replica("a", memory_limit_bytes=1 << 30), replica("b")])
     document["nodes"][0]["gpus"][0]["device"] = "h100"
     document["nodes"][0]["gpus"][0]["partitions"][0]["unshared"] = True
     planned = serving_plan.Planner("g", shadow_pct=10.0).plan(
         serving_plan.MapSource(parse_map(document, "test"), Path())
     )
-    orders = [order for plan in planned for order in plan.orders]
-    assert all(order.with_mps and order.gpu is not None for order in orders)
-    assert [order.gpu.environment(MpsDaemon("/pipes")) for order in orders if order.gpu is not None] == [
+    shares = [order for plan in planned for order in plan.orders]
+    assert all(order.with_mps and order.gpu is not None for order in shares)
+    assert [order.gpu.environment(MpsDaemon("/pipes")) for order in shares if order.gpu is not None] == [
         {
             "CUDA_VISIBLE_DEVICES": "GPU-1",
             "CUDA_MPS_PIPE_DIRECTORY": "/pipes",

@@ -12,7 +12,7 @@ import pytest
 
 from gpuprof.errors import UnavailableError
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
-from gpuprof.serving.machine.launcher import WorkerOrder
+from gpuprof.serving.machine.orders import WorkerOrder
 from gpuprof.serving.router.worker import BatchAnswer, SentBatch, ServedWorker, StalledSince
 
 

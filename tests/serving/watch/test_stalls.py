@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from gpuprof.serving.machine.launcher import WorkerOrder
+from gpuprof.serving.machine.orders import WorkerOrder
 from gpuprof.serving.router.worker import ProcessWorker
 from gpuprof.serving.watch.stalls import StallMeter
 

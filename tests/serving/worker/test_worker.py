@@ -14,7 +14,8 @@ import pytest
 from onnx import helper
 
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
-from gpuprof.serving.machine.launcher import WorkerOrder, start_worker
+from gpuprof.serving.machine.machine import start_worker
+from gpuprof.serving.machine.orders import WorkerOrder
 from gpuprof.serving.transport.frame_connection import FrameConnection
 from gpuprof.serving.transport.rendezvous import Rendezvous, RendezvousKey
 from gpuprof.serving.transport.wire import BlockingStream, Frame, FrameKind
