@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from gpuprof.errors import GpuprofError, InputError, UnavailableError
 from gpuprof.rules.routing import is_retry_limit_reached
 from gpuprof.runtime.providers import ORT_CUDA
-from gpuprof.serving.machine.orders import WorkerOrder
 from gpuprof.serving.machine.machine_link import MachineLink
+from gpuprof.serving.machine.orders import WorkerOrder
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.batch_io import INLINE, INLINE_BYTES, count_output_bytes
 from gpuprof.serving.transport.frame_connection import FrameConnection
