@@ -1,20 +1,17 @@
-"""Proof from a graph's ops that the items of a batch are computed independently, without a run of the model.
+"""Proof from an op's type and shapes that it computes the items of a batch independently.
 
-The proof is conservative: each op must be listed below, with the batch, or an equal number of rows for each item, as
-its first dimension, both at batch 1 and at another batch. Otherwise the result is open, and
-`gpuprof.runtime.batch_items` runs the model.
+The proof is conservative: the op must be listed below, with the batch, or an equal number of rows for each item, as its
+first dimension, both at batch 1 and at another batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 
-import numpy as np
-
-from gpuprof.domain.model import ModelGraph, Op, Tensor
-from gpuprof.graph.values import KNOWN_OPS, Array
+from gpuprof.domain.model import Op, Tensor
+from gpuprof.graph.values import Array
 
 _ELEMENTWISE = frozenset(
     {
@@ -43,127 +40,31 @@ _REDUCING = frozenset(
         "ReduceLogSumExp", "ReduceSumSquare",
     }
 )  # fmt: skip
-#: Deterministic ops: outputs computed from the file's constants alone are the same for every request.
-_REPEATABLE = KNOWN_OPS | _ELEMENTWISE | _QUANTISING | {"GatherElements", "Sin", "Cos", "MatMul", "Trilu"}
 
 
 @dataclass(frozen=True, slots=True)
-class BoundGraph:
-    """A graph at a fixed batch."""
-
-    graph: ModelGraph
-    #: Small values determined by shapes and constants, from `gpuprof.graph.load.load_nodes`.
-    values: Mapping[str, Array] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class KnownTensors:
-    """Classes of a graph's tensors at a batch above 1, by their names."""
+class BatchedTensors:
+    """Tensors of an op at a batch above 1, by their names."""
 
     batch: int
-    values: Mapping[str, Array]
-    values_of_one: Mapping[str, Array]  #: Values at batch 1.
+    values: Mapping[str, Array]  #: Small constants.
     shapes_of_one: Mapping[str, tuple[int, ...]]  #: Shapes of all tensors at batch 1.
     items: set[str]  #: Tensors with the rows of each item in order, each row depending on its item alone.
-    sizes: set[str] = field(default_factory=set)  #: Tensors that depend on the number of items, not on their content.
-    #: Tensors independent of the items and of their number, such as the positions in a sequence.
-    fixed: set[str] = field(default_factory=set)
 
     def has_rows_of_items(self, tensor: Tensor) -> bool:
         """Return whether the first dimension is the batch times that of an item, and all others are equal."""
         of_one = self.shapes_of_one.get(tensor.name, ())
         return bool(of_one) and tensor.shape == (self.batch * of_one[0], *of_one[1:])
 
-    def is_same_for_one(self, name: str) -> bool:
-        """Return whether a value is known and the same at batch 1."""
-        value, of_one = self.values.get(name), self.values_of_one.get(name)
-        return value is not None and of_one is not None and np.array_equal(value, of_one)
 
-
-def computes_items_apart(whole: BoundGraph, alone: BoundGraph, batched: Iterable[str]) -> bool:
-    """Return whether no output of a graph can mix the items of its batch; False also where unknown.
-
-    ``whole``: the graph at a batch above 1; ``alone``: the graph at batch 1; ``batched``: the inputs with the batch as
-    their first dimension, which must be all inputs.
-    """
-    shapes = {output.name: output.shape for op in alone.graph.ops for output in op.outputs}
-    shapes |= {tensor.name: tensor.shape for tensor in alone.graph.inputs}
-    graph = whole.graph
-    tensors = KnownTensors(graph.batch, whole.values, alone.values, shapes, set(batched))
-    if any(tensor.name not in tensors.items or tensor.shape[:1] != (tensors.batch,) for tensor in graph.inputs):
-        return False
-    for op in graph.ops:
-        # Ops of other domains may have a listed name and another meaning.
-        if op.domain not in ("", "ai.onnx") or not _note_outputs(op, tensors):
-            return False
-    return all(output.name in tensors.items and output.shape[:1] == (tensors.batch,) for output in graph.outputs)
-
-
-def _note_outputs(op: Op, tensors: KnownTensors) -> bool:
-    """Record the classes of an op's outputs; return whether any class applies."""
-    constants = {weight.name for weight in op.weights}
-    free = [tensor.name for tensor in op.inputs if tensor.name not in constants]
-    names = {output.name for output in op.outputs}
-    is_apart = _repeats_fixed(op, tensors) or keeps_items_apart(op, tensors)
-    is_size = op.op_type == "Shape" or (op.op_type in KNOWN_OPS and tensors.sizes.issuperset(free))
-    is_fixed = op.op_type in _REPEATABLE and tensors.fixed.issuperset(free)
-    if is_fixed or (is_size and all(map(tensors.is_same_for_one, names))):
-        tensors.fixed.update(names)
-    if is_size or is_fixed:
-        tensors.sizes.update(names)
-    if is_apart:
-        tensors.items.update(names)
-    return is_apart or is_size or is_fixed
-
-
-def _is_fixed(tensor: Tensor, op: Op, tensors: KnownTensors) -> bool:
-    return tensor.name in tensors.fixed or any(tensor.name == weight.name for weight in op.weights)
-
-
-def _repeats_fixed(op: Op, tensors: KnownTensors) -> bool:
-    """Return whether an op repeats the same constants for every item, as in the expansion of position ids."""
-    if op.op_type != "Expand" or not _is_fixed(op.inputs[0], op, tensors):
-        return False
-    output, has_sizes = op.outputs[0], all(tensor.name in tensors.sizes for tensor in op.inputs[1:])
-    return has_sizes and tensors.has_rows_of_items(output) and _is_alike_for_all(op.inputs[0], len(output.shape))
-
-
-def _gathers_own_item(op: Op, tensors: KnownTensors) -> bool:
-    """Return whether GatherND takes each row from the item of the row's index, as for attention masks."""
-    data, index = op.inputs
-    value = tensors.values.get(index.name)
-    if data.name not in tensors.items or index.name not in tensors.sizes or op.attributes.get("batch_dims", 0) != 0:
-        return False
-    if value is None or value.ndim < 2 or {data.shape[:1], op.outputs[0].shape[:1]} != {(tensors.batch,)}:
-        return False
-    rows = np.arange(tensors.batch).reshape(-1, *(1,) * (value.ndim - 2))
-    return value.shape[0] == tensors.batch and bool(np.all(value[..., 0] == rows))
-
-
-def _gathers_own_rows(op: Op, tensors: KnownTensors) -> bool:
-    """Return whether Gather takes the same of its own rows for each item, as for flattened attention masks."""
-    data, index = op.inputs
-    value, of_one = tensors.values.get(index.name), tensors.values_of_one.get(index.name)
-    if data.name not in tensors.items or _axis(op, 0, len(data.shape)) != 0 or value is None or of_one is None:
-        return False
-    each, numbers = data.shape[0] // tensors.batch, np.asarray(of_one, np.int64)
-    if value.ndim == 0 or numbers.shape[:1] != (1,) or not bool(np.all((numbers >= 0) & (numbers < each))):
-        return False
-    return np.array_equal(value, np.concatenate([numbers + each * place for place in range(tensors.batch)]))
-
-
-def keeps_items_apart(op: Op, tensors: KnownTensors) -> bool:
+def keeps_items_apart(op: Op, tensors: BatchedTensors) -> bool:
     """Return whether an op keeps the items of its inputs apart in its outputs, as rows in the items' order."""
-    items, sizes = tensors.items, tensors.sizes
-    if op.op_type == "GatherND":
-        return _gathers_own_item(op, tensors)
-    if op.op_type == "Gather" and _gathers_own_rows(op, tensors):
-        return True
-    of_items = [tensor for tensor in op.inputs if tensor.name in items]
-    rest = [tensor for tensor in op.inputs if tensor.name not in items]
-    by_size = op.op_type in _RESHAPING or op.op_type in ("Expand", "Slice")
-    is_fixed = all(_is_fixed(tensor, op, tensors) or (by_size and tensor.name in sizes) for tensor in rest)
-    if not of_items or not is_fixed or not all(map(tensors.has_rows_of_items, (*of_items, *op.outputs))):
+    of_items = [tensor for tensor in op.inputs if tensor.name in tensors.items]
+    rest = [tensor for tensor in op.inputs if tensor.name not in tensors.items]
+    constants = {weight.name for weight in op.weights}
+    if not of_items or any(tensor.name not in constants for tensor in rest):
+        return False
+    if not all(map(tensors.has_rows_of_items, (*of_items, *op.outputs))):
         return False
     first, rank = op.inputs[0], len(of_items[0].shape)
     if op.op_type in _ELEMENTWISE:
@@ -190,7 +91,7 @@ def keeps_items_apart(op: Op, tensors: KnownTensors) -> bool:
     return _works_on_other_axes(op, of_items, rank)
 
 
-def _leaves_rows(op: Op, tensors: KnownTensors) -> bool:
+def _leaves_rows(op: Op, tensors: BatchedTensors) -> bool:
     """Return whether an op that repeats, pads or slices leaves the rows unchanged."""
     first, output = op.inputs[0], op.outputs[0]
     if first.shape[0] != output.shape[0] or len(first.shape) != len(output.shape):
@@ -203,14 +104,14 @@ def _leaves_rows(op: Op, tensors: KnownTensors) -> bool:
         # A further input is the padding value, a scalar, or the axes.
         scalar = all(tensor.shape == () for tensor in more[1:])
         return pads is not None and scalar and pads[0] == pads[len(pads) // 2] == 0
-    if len(more) not in (3, 4) or not all(_is_fixed(tensor, op, tensors) for tensor in (more[0], *more[2:])):
+    if len(more) not in (3, 4):
         return False
     # The last input holds the steps, or the axes: an equal number of rows in non-negative steps means all rows.
     last = _read_list(op, len(more), "", tensors)
     return last is not None and min(last) >= 0
 
 
-def _read_list(op: Op, position: int, name: str, tensors: KnownTensors) -> list[int] | None:
+def _read_list(op: Op, position: int, name: str, tensors: BatchedTensors) -> list[int] | None:
     """Return a list given as an input or, in older opsets, as an attribute; None where unknown."""
     if len(op.inputs) > position:
         value = tensors.values.get(op.inputs[position].name)

@@ -19,7 +19,7 @@ from onnx import NodeProto, helper
 
 from gpuprof.domain.model import Op, Tensor
 from gpuprof.graph.element_types import dtype_name
-from gpuprof.graph.item_independence import KnownTensors, keeps_items_apart
+from gpuprof.graph.item_independence import BatchedTensors, keeps_items_apart
 from gpuprof.merging.groups import Grouping, NodeGroup
 from gpuprof.merging.similarity import WeightedOperator, shareable_constants, weight_matrix
 from gpuprof.merging.source import Array, Size, SourceModel, attribute, whole
@@ -155,7 +155,7 @@ def _keeps_batch_apart(source: SourceModel, node: NodeProto, concatenated: Seque
         bytes_written=0,
     )
     of_one = {name: _tensor_at(source, name, 1).shape for name in names}
-    return not node.domain and keeps_items_apart(op, KnownTensors(2, lists, lists, of_one, items))
+    return not node.domain and keeps_items_apart(op, BatchedTensors(2, lists, of_one, items))
 
 
 def _tensor_at(source: SourceModel, name: str, batch: int) -> Tensor:

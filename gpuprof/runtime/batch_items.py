@@ -89,9 +89,9 @@ def _has_item_each(kind: TypeProto) -> bool:
 def mixed_output(path: Path) -> str | None:
     """Return the name of an output that mixes the items of a batch; None: no such output, or unknown.
 
-    Unless its ops already prove independence, the model runs on this machine's CPU at batches of one and two. An output
-    equal for all inputs mixes nothing; a random model, or a model that refuses the test inputs, remains unknown. Raises
-    `UnavailableError` when ONNX Runtime is not installed.
+    The model runs on this machine's CPU at batches of one and two. An output equal for all inputs mixes nothing; a
+    random model, or a model that refuses the test inputs, remains unknown. Raises `UnavailableError` when ONNX Runtime
+    is not installed.
     """
     from gpuprof.errors import runtime_errors
     from gpuprof.graph.dims import declared_dims
@@ -105,8 +105,6 @@ def mixed_output(path: Path) -> str | None:
     axes = batch_axes(dims)
     if not axes:
         return None
-    if _shows_items_apart(path, axes):
-        return None  # running the model takes seconds
     session = open_session(path, threads=len(os.sched_getaffinity(0)), provider=ORT_CPU)
     names = [output.name for output in session.get_outputs()]
 
@@ -120,17 +118,6 @@ def mixed_output(path: Path) -> str | None:
         return first_mixed(run, lambda seed: random_inputs(graph, seed), axes, quantised=quantised)
     except refusals:
         return None
-
-
-def _shows_items_apart(path: Path, axes: Mapping[str, int]) -> bool:
-    from gpuprof.graph.item_independence import BoundGraph, computes_items_apart
-    from gpuprof.graph.load import load_graph, load_nodes
-
-    try:
-        single, batched = (BoundGraph(load_graph(path, batch), load_nodes(path, batch)[1]) for batch in (1, ITEMS))
-    except GpuprofError:
-        return False
-    return computes_items_apart(batched, single, (name for name, axis in axes.items() if axis == 0))
 
 
 def first_mixed(
