@@ -306,7 +306,6 @@ fi
 # What is kept, whatever the time: the database in one piece, and all of it in files that can be carried away.
 limit=$((limit + tail_s + 60))
 rm -f "$out"/{done,failed}/06-*
-gpuprof 06-verify 60 db verify
 gpuprof 06-compact 60 db compact
 size_mib=$(du -sm "$GPUPROF_DB" 2>/dev/null | cut -f1)
 [ "${size_mib:-0}" -le 30 ] || echo "the database has $size_mib MiB, more than the 30 that are kept"

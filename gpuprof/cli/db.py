@@ -1,10 +1,9 @@
-"""``gpuprof db``: show, check, import and export the kernel database."""
+"""``gpuprof db``: show, query, compact and fill the kernel database."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -15,15 +14,7 @@ from gpuprof.cli.output import Column, ColumnRole, Format, print_rows, say_note
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
 
-app = Verbs(help="Query, check, import and export the kernel database.")
-
-
-class ExportFormat(StrEnum):
-    """The output format of ``gpuprof db export``."""
-
-    CSV = "csv"
-    PARQUET = "parquet"
-    TRACE = "trace"
+app = Verbs(help="Query, compact and fill the kernel database.")
 
 
 #: Columns of each table that people see; programs get all of them.
@@ -101,23 +92,6 @@ def sql(
     print_rows(rows, _columns(result.columns, rows), chosen)
 
 
-@app.command(short_help="Check every file; exit 3 if any is damaged.")
-def verify(
-    repair: Annotated[bool, typer.Option("--repair", help="Remove what killed processes left behind.")] = False,
-    db: DbOption = DEFAULT_DB,
-    chosen: Format = Format.TABLE,
-) -> None:
-    """Read every page of every file against its checksum; exit code 3 when something is damaged."""
-    from gpuprof.pipeline.db import verify_database
-
-    result = verify_database(repair=repair, db=db)
-    if result.defects or chosen is not Format.TABLE:
-        columns = (Column("path", "where", right=False), Column("what", "what", right=False))
-        print_rows(result.rows(), columns, chosen)
-    result.require_whole()
-    say_note(*result.notes)
-
-
 @app.command(short_help="Merge many small runs into one.")
 def compact(db: DbOption = DEFAULT_DB) -> None:
     """Merge many small runs into one segment, which is smaller and faster to query."""
@@ -143,18 +117,6 @@ def import_measurements(
 
     rows = bring_in(files, device=device, db=db).rows()
     print_rows(rows, _columns(("file", "form", "device", "rows", "note"), rows), chosen)
-
-
-@app.command(short_help="Write tables as CSV or Parquet, or a timeline.")
-def export(
-    output: Annotated[Path, typer.Option("-o", "--output", help="Directory to write to; for a trace, a file.")],
-    format: Annotated[ExportFormat, typer.Option(help="Format to write.")] = ExportFormat.CSV,
-    db: DbOption = DEFAULT_DB,
-) -> None:
-    """Write the tables as CSV or Parquet, or the kernels as a timeline for Perfetto and chrome://tracing."""
-    from gpuprof.pipeline.db import export_database
-
-    say_note(*export_database(output, form=format.value, db=db))
 
 
 def _columns(

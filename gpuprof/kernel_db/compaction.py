@@ -12,9 +12,19 @@ from pathlib import Path
 
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import TABLES
-from gpuprof.kernel_db.segment import FOOTERS, remove_segment, table_files, write_segment
-from gpuprof.kernel_db.store import COMPACTED_PREFIX, REPLACES, KernelDb, new_run_id, write_error
+from gpuprof.kernel_db.store import (
+    COMPACTED_PREFIX,
+    REPLACES,
+    KernelDb,
+    new_run_id,
+    remove_segment,
+    table_files,
+    write_error,
+    write_segment,
+)
 
+#: File that release 0.1.0 wrote into every segment.
+_FOOTERS = "footers.json"
 #: Not the writers' lock: runs can be appended while a compaction reads and sorts.
 _COMPACT_LOCK = ".compact.lock"
 #: Most segments of single runs before `compact_if_due` merges all segments.
@@ -35,9 +45,9 @@ def merge_segments(database: KernelDb) -> Compaction:
     """Merge the rows of all segments, sorted so that queries by device, op and batch read little.
 
     The new segment names the segments it replaces. Readers skip these from the moment it appears; only then are they
-    removed. If the process is killed earlier, the database is unchanged; if later, the next compaction or `gpuprof db
-    verify --repair` removes the rest. Raises `InputError` when a segment is damaged, the directory is not writable or
-    holds files not written by gpuprof, or another compaction is running.
+    removed. If the process is killed earlier, the database is unchanged; if later, the next compaction removes them.
+    Raises `InputError` when a segment is damaged, the directory is not writable or holds files not written by gpuprof,
+    or another compaction is running.
     """
     try:
         with _lock_compaction(database) as free:
@@ -84,7 +94,7 @@ def _list_foreign_files(segments: Sequence[Path]) -> Iterator[Path]:
     Compaction deletes the merged directories with all their files.
     """
     for segment in segments:
-        own_files = {FOOTERS, REPLACES, *(file.name for file in table_files(segment).values())}
+        own_files = {_FOOTERS, REPLACES, *(file.name for file in table_files(segment).values())}
         if "runs.parquet" not in own_files:
             yield segment
         else:

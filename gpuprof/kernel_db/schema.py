@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hin
 if TYPE_CHECKING:  # imported on use: not needed without a database
     import pyarrow as pa
 
-#: Version of the tables below, stored in every file; `gpuprof.kernel_db.migration` upgrades older files.
+#: Version of the tables below, stored in every file; `gpuprof.kernel_db.store` upgrades older files.
 SCHEMA_VERSION = 5
 VERSION_KEY = b"gpuprof.kernel_db"
 

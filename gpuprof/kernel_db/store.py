@@ -12,13 +12,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpuprof.domain.file_access import find_write_obstacle
 from gpuprof.errors import InputError
-from gpuprof.kernel_db.migration import migrate_table
 from gpuprof.kernel_db.schema import (
+    SCHEMA_VERSION,
     TABLES,
+    VERSION_KEY,
     ColocationRow,
     DeviceRow,
     KernelRow,
@@ -29,11 +30,11 @@ from gpuprof.kernel_db.schema import (
     find_impossible,
     to_arrow,
 )
-from gpuprof.kernel_db.segment import TEMPORARY_PREFIX, check_footers, damage_error, write_segment
 
 if TYPE_CHECKING:  # imported on use: without a database, this saves half a second
     import pyarrow as pa
 
+TEMPORARY_PREFIX = ".tmp-"
 #: File of a compacted segment with the names of the segments merged into it.
 REPLACES = "replaces.json"
 #: Name prefix of compacted segments, so that they sort after the segments of runs.
@@ -43,6 +44,17 @@ COPIES = ".models"
 _LOCK = ".lock"
 #: Most attempts of a read: a compaction may remove a segment during the read, which then starts again.
 _READ_ATTEMPTS = 5
+#: Columns with small differences between neighbouring rows: delta encoding stores them in a few bits a value.
+_SORTED_INTEGERS = ("start_ns", "position", "repeat", "process_id", "duration_ns")
+#: Version of release 0.1.0.
+_OLDEST_VERSION = 2
+#: First version whose rows name their runtime, execution and precision.
+_SAYS_VARIANT = 3
+#: First version with a separate column for estimated occupancies.
+_PARTS_ESTIMATES = 5
+_VARIANT = ("runtime", "execution", "precision")
+_EXECUTIONS = {"onnxruntime": ("onnxruntime", "fused"), "torch": ("pytorch", "eager")}
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +270,7 @@ def _pack_bits(flags: Sequence[bool]) -> pa.Array:
 
 
 def _table_file(segment: Path, table: str) -> Path | None:
-    """Return the file of ``table`` after checking its footer; None: no rows of the table in this segment.
+    """Return the file of ``table``; None: no rows of the table in this segment.
 
     Raises `FileNotFoundError` when the segment was removed: its rows are in another segment now.
     """
@@ -267,7 +279,6 @@ def _table_file(segment: Path, table: str) -> Path | None:
         if not segment.exists():
             raise FileNotFoundError(segment)
         return None
-    check_footers(segment, [file.name])
     return file
 
 
@@ -305,3 +316,160 @@ def write_error(path: Path, error: OSError) -> InputError:
     """Return the error for a failed write: the disk is full, or the database is read-only."""
     reason = (error.strerror or str(error)).lower()
     return InputError(f"cannot write to the kernel database {path}: {reason}", "choose another with --db")
+
+
+def write_segment(database: Path, name: str, tables: Mapping[str, pa.Table], extra: Mapping[str, bytes] = {}) -> Path:
+    """Write ``tables`` as the directory ``name`` of ``database``; a crash at any moment leaves no partial segment.
+
+    Everything is written and flushed to disk in a hidden directory; a single rename makes the directory visible. Raises
+    `OSError` when the disk is full or the directory is not writable; nothing is left behind then. ``tables``: empty
+    tables are left out; ``extra``: other files of the directory.
+    """
+    temporary = database / f"{TEMPORARY_PREFIX}{name}"
+    temporary.mkdir()
+    try:
+        for table, rows in tables.items():
+            if rows.num_rows:
+                _write_parquet(rows, temporary / f"{table}.parquet")
+        for file_name, content in extra.items():
+            (temporary / file_name).write_bytes(content)
+        # Before the rename: otherwise a crash of the machine could leave empty files under the visible name.
+        for file in temporary.iterdir():
+            _sync_to_disk(file)
+        _sync_to_disk(temporary)
+        temporary.rename(database / name)
+    except BaseException:  # Ctrl-C, too, must leave nothing behind; the exception is raised again
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    # A rename changes the parent directory and is on the disk only after that directory is flushed.
+    _sync_to_disk(database)
+    return database / name
+
+
+def remove_segment(path: Path) -> None:
+    """Remove a segment: rename first, then delete, so readers never see a partial segment."""
+    trash = path.with_name(f"{TEMPORARY_PREFIX}gone-{path.name}")
+    path.rename(trash)
+    shutil.rmtree(trash)
+
+
+def _sync_to_disk(path: Path) -> None:
+    """Wait until a file or a directory is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def table_files(segment: Path) -> dict[str, Path]:
+    """Return the Parquet file of each table that ``segment`` has."""
+    files = {path.stem: path for path in segment.glob("*.parquet")}
+    return {table: files[table] for table in TABLES if table in files}
+
+
+def damage_error(file: Path, detail: str) -> InputError:
+    """Return the error for a damaged file."""
+    return InputError(
+        f"{file} is damaged: {detail}", f"restore {file.parent} from a copy, or remove it and profile again"
+    )
+
+
+def _write_parquet(rows: pa.Table, path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    sorted_integers = [name for name in _SORTED_INTEGERS if name in rows.column_names]
+    pq.write_table(
+        rows,
+        path,
+        compression="zstd",
+        # Arrow accepts an encoding only for columns without a dictionary.
+        use_dictionary=[name for name in rows.column_names if name not in sorted_integers],
+        column_encoding=dict.fromkeys(sorted_integers, "DELTA_BINARY_PACKED"),
+        write_page_checksum=True,
+        # Compacted kernels and ops are sorted by device and op: small groups let readers skip most by statistics.
+        row_group_size=65_536,
+    )
+
+
+def _version_of(schema: pa.Schema, path: str) -> int:
+    """Return the schema version of the file at ``path``.
+
+    Raises `InputError` when the file is not gpuprof's, or of a newer gpuprof.
+    """
+    try:
+        version = int((schema.metadata or {})[VERSION_KEY])
+    except (KeyError, ValueError):
+        raise InputError(f"{path} was not written by gpuprof", "move it out of the kernel database") from None
+    if not _OLDEST_VERSION <= version <= SCHEMA_VERSION:
+        raise InputError(
+            f"{path} has version {version} of the schema, this gpuprof reads {_OLDEST_VERSION} to {SCHEMA_VERSION}",
+            "upgrade gpuprof" if version > SCHEMA_VERSION else "profile again",
+        )
+    return version
+
+
+def migrate_table(table: str, old: pa.Table, path: str) -> pa.Table:
+    """Return the rows of ``old``, of any older version, with the present schema of ``table``.
+
+    Columns that a version added are null in older rows.
+    """
+    import pyarrow as pa
+
+    oldest = _version_of(old.schema, path)
+    schema = arrow_schema(table)
+    # The run already had these columns; only its other rows lacked them.
+    if oldest < _SAYS_VARIANT and table != "runs" and set(_VARIANT) <= set(schema.names):
+        old = _with_variants(old, Path(path).parent / "runs.parquet")
+    if oldest < _PARTS_ESTIMATES and table == "kernels" and "launch_occupancy_pct" not in old.column_names:
+        old = _part_estimates(old)
+    columns = [
+        old.column(field.name).cast(field.type) if field.name in old.column_names else pa.nulls(len(old), field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _part_estimates(kernels: pa.Table) -> pa.Table:
+    """Move occupancies estimated from launches, as older versions stored them, out of the column of counters.
+
+    Estimates belong to kernels with a start time (from a timeline) and without counters.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if "achieved_occupancy_pct" not in kernels.column_names:
+        return kernels
+    count = kernels.num_rows
+    joined = kernels.column("joined") if "joined" in kernels.column_names else pa.nulls(count, pa.string())
+    starts = kernels.column("start_ns") if "start_ns" in kernels.column_names else pa.nulls(count, pa.int64())
+    has_counters = pc.is_in(joined, value_set=pa.array(["both", "counters"]))
+    estimated = pc.and_(pc.invert(has_counters), pc.is_valid(starts))
+    mixed, nulls = kernels.column("achieved_occupancy_pct"), pa.nulls(count, pa.float64())
+    position = kernels.column_names.index("achieved_occupancy_pct")
+    kernels = kernels.set_column(position, "achieved_occupancy_pct", pc.if_else(estimated, nulls, mixed))
+    return kernels.append_column("launch_occupancy_pct", pc.if_else(estimated, mixed, nulls))
+
+
+def _with_variants(rows: pa.Table, runs: Path) -> pa.Table:
+    """Add the runtime, execution and precision of their segment's runs to old rows."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not runs.is_file() or "run_id" not in rows.column_names:
+        return rows
+    variants_by_run = {run["run_id"]: _variant_of_run(run) for run in pq.read_table(runs).to_pylist()}
+    variants = [variants_by_run.get(run_id, (None, None, None)) for run_id in rows.column("run_id").to_pylist()]
+    for position, name in enumerate(_VARIANT):
+        if name not in rows.column_names:
+            rows = rows.append_column(name, pa.array([variant[position] for variant in variants], pa.string()))
+    return rows
+
+
+def _variant_of_run(run: Mapping[str, Any]) -> tuple[str | None, str | None, str | None]:
+    """Return runtime, execution and precision; on GPUs older runs left the precision to the runtime's defaults."""
+    runtime, execution = _EXECUTIONS.get(run.get("runtime") or "", (None, None))
+    on_cpu = "CPU" in (run.get("provider") or "")
+    precision_text = run.get("precision")  # type of the first input; whole numbers for a language model
+    precision = (precision_text if precision_text in _FLOATS else "float32") if runtime is not None and on_cpu else None
+    return runtime, execution, precision

@@ -1,4 +1,4 @@
-"""Lists, verifies, imports and exports the kernel database."""
+"""Lists, queries, compacts and fills the kernel database."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.kernel_db.compaction import Compaction, merge_segments
-from gpuprof.kernel_db.export import export_tables, export_timeline
 from gpuprof.kernel_db.importing import IMPORTERS, ImportOutcome, import_files, split_form
 from gpuprof.kernel_db.schema import TABLES
 from gpuprof.kernel_db.sql import run_query
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.kernel_db.verification import Defect, verify
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.devices import database_path, open_existing
 from gpuprof.pipeline.result import Result
@@ -44,29 +41,6 @@ class TableResult(Result):
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return the rows by column."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.values]
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyResult(Result):
-    """The defects of a database; empty for a sound database."""
-
-    defects: tuple[Defect, ...]
-    database: Path
-
-    def rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a row for each defect."""
-        return [
-            {"path": str(defect.path), "what": defect.what, "harmless": defect.is_harmless} for defect in self.defects
-        ]
-
-    def require_whole(self) -> None:
-        """Refuse a database of which something is damaged. Raises `InputError` naming the first damaged file."""
-        broken = [defect for defect in self.defects if not defect.is_harmless]
-        if broken:
-            raise InputError(
-                f"{count_of(len(broken), 'problem')} in {self.database}, first {broken[0].path}: {broken[0].what}",
-                f"restore {broken[0].path.parent} from a copy, or remove it and profile again",
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,18 +130,6 @@ def query_database(statement: str, *, db: PathArgument | None = None) -> TableRe
     return TableResult(columns=tuple(_distinct(answer.columns)), values=values)
 
 
-def verify_database(*, repair: bool = False, db: PathArgument | None = None) -> VerifyResult:
-    """Read every page of every file against its checksum.
-
-    Raises `InputError` when there is no database. ``repair``: remove the remains of killed processes.
-    """
-    database = _open(db)
-    defects = tuple(verify(database, repair))
-    whole = all(defect.is_harmless for defect in defects)
-    notes = (f"{count_of(len(database.segments()), 'segment')}, all whole",) if whole else ()
-    return VerifyResult(notes=notes, defects=defects, database=database.path)
-
-
 def compact_database(db: PathArgument | None = None) -> Compaction:
     """Merge many small runs into one segment, which is smaller and faster to query.
 
@@ -199,14 +161,12 @@ def import_measurements(
     --------
     >>> import tempfile
     >>> from pathlib import Path
-    >>> from gpuprof.pipeline.db import import_measurements, verify_database
+    >>> from gpuprof.pipeline.db import import_measurements
     >>> folder = Path(tempfile.mkdtemp())
     >>> header = "Mig instance,Batch size,Workload Number,Throughput,Latency"
     >>> _ = (folder / "resnet50.csv").write_text(header + "\n1,8,1,500,16\n")
     >>> import_measurements([folder / "resnet50.csv"], db=folder / "db").rows()[0]["form"]
     'parvagpu'
-    >>> verify_database(db=folder / "db").defects
-    ()
     """
     database = KernelDb.create(database_path(db))
     form, paths = split_form([Path(file) for file in files])
@@ -217,24 +177,6 @@ def import_measurements(
             f"known: {', '.join(sorted(IMPORTERS))}; name a file to have it told why",
         )
     return ImportResult(files=imported)
-
-
-def export_database(output: PathArgument, *, form: str = "csv", db: PathArgument | None = None) -> list[str]:
-    """Write the tables for other tools, or the kernels as a timeline for Perfetto; return a note on each file.
-
-    Raises `InputError` when there is no database, nothing to write, or ``output`` cannot be written.
-
-    Parameters
-    ----------
-    output : path
-        A directory; for a trace, a file.
-    form : str
-        ``"csv"``, ``"parquet"`` or ``"trace"``.
-    """
-    database, target = _open(db), Path(output)
-    if form == "trace":
-        return [f"{export_timeline(database, target):,} kernels → {target}"]
-    return list(map(str, export_tables(database, target, form)))
 
 
 def _open(db: PathArgument | None) -> KernelDb:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "bench" / "gpu" / "run.sh"
 #: Steps that are done anew each time.
-LAST = {"06-verify", "06-compact", "06-calibrate", "06-check", "06-evaluate", "06-page"}
+LAST = {"06-compact", "06-calibrate", "06-check", "06-evaluate", "06-page"}
 
 
 def _event(name: str, start: float, duration: float, kind: str = "cpu_op") -> dict[str, object]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from gpuprof.kernel_db.schema import KernelRow, ModelRow, OpRow, RunRow
-from gpuprof.kernel_db.store import Run
+from gpuprof.kernel_db.schema import TABLES, KernelRow, ModelRow, OpRow, RunRow
+from gpuprof.kernel_db.store import KernelDb, Run
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -20,3 +20,11 @@ def a_run(run_id: str = "r1", model: str = "net", batch: int = 1, kernels: int =
             for i in range(kernels)
         ],
     )
+
+
+def assert_sound(database: KernelDb) -> None:
+    """Check that every run is there once, every row belongs to a run, and nothing is left behind."""
+    tables = {table: database.read_table(table).column("run_id").to_pylist() for table in TABLES}
+    assert len(tables["runs"]) == len(set(tables["runs"]))
+    assert all(set(run_ids) <= set(tables["runs"]) for run_ids in tables.values())
+    assert not list(database.path.glob(".tmp-*")) and not database.replaced_segments()

@@ -8,7 +8,7 @@ import pytest
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.importing import import_files, split_form
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.kernel_db.verification import verify
+from tests.kernel_db.rows import assert_sound
 
 PARVAGPU = (
     "Mig instance,Batch size,Workload Number,Throughput,Latency\n1,1,1,74.408,0.013\n3,8,2,52.42,0.019\n7,256,5,0,0\n"
@@ -36,7 +36,7 @@ def _import(path: Path, name: str, content: str, device: str | None = None) -> K
     (path / name).write_text(content)
     database = KernelDb.create(path / "db")
     import_files(database, [path / name], device)
-    assert verify(database) == []
+    assert_sound(database)
     return database
 
 

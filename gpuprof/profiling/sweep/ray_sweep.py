@@ -21,8 +21,7 @@ import pyarrow.compute as pc
 
 from gpuprof.errors import GpuprofError, InputError, UnavailableError, UnstableError
 from gpuprof.kernel_db.schema import TABLES, ColocationRow, ModelRow, from_arrow
-from gpuprof.kernel_db.segment import write_segment
-from gpuprof.kernel_db.store import KernelDb
+from gpuprof.kernel_db.store import KernelDb, write_segment
 from gpuprof.machine.ray_cluster import join_cluster
 from gpuprof.runtime.module_command import module_command
 

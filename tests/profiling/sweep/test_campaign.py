@@ -9,11 +9,11 @@ import pytest
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.kernel_db.verification import verify
 from gpuprof.profiling.collector import Collected, record_variants
 from gpuprof.profiling.sweep.campaign import Campaign
 from gpuprof.profiling.sweep.cell import Cell, CellResult
 from gpuprof.profiling.worker.job import Request
+from tests.kernel_db.rows import assert_sound
 from tests.profiling.models import write_mlp, write_strange
 from tests.profiling.requests import CPU, QUICK, a_job
 from tests.reruns import measures_in_real_time
@@ -86,7 +86,7 @@ def test_each_cell_is_a_run_with_its_provenance(tmp_path: Path, collector: FakeC
     for run in runs:
         assert run["model_sha256"] and run["command"] and run["host"] and run["driver"] and run["notes"] == "odd"
         assert (run["collector"], run["runtime_version"], run["provider"]) == ("fake", "1", "CPU")
-    assert verify(KernelDb(tmp_path / "db")) == []
+    assert_sound(KernelDb(tmp_path / "db"))
 
 
 def test_a_run_on_a_gpu_says_by_which_driver_and_how_clocks_were_held(
