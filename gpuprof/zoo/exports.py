@@ -52,7 +52,7 @@ def export(architecture: ZooArchitecture, output: Path, seed: int = 0) -> None:
     batch = torch.export.Dim("batch")
     with _silence_exporter():
         program = torch.onnx.export(
-            _PositionalWrapper.of(model, spec),
+            _call_by_position(model, spec),
             examples,
             dynamo=True,
             dynamic_shapes=(tuple({0: batch} for _ in examples),),
@@ -129,28 +129,24 @@ def _make_example_input(name: str, side: int) -> torch.Tensor:
     return torch.randint(2, 100, (EXAMPLE_BATCH, LENGTH))
 
 
-class _PositionalWrapper:
-    """Wrapper of a model with positional inputs and selected outputs."""
+def _call_by_position(model: torch.nn.Module, spec: TransformersExport) -> torch.nn.Module:
+    """Return a module around a model, with positional inputs and selected outputs."""
+    import torch
 
-    @staticmethod
-    def of(model: torch.nn.Module, spec: TransformersExport) -> torch.nn.Module:
-        """Return the module around a model."""
-        import torch
+    class Positional(torch.nn.Module):  # type: ignore[misc] # torch is not there for every check
+        """The model, called by position."""
 
-        class Positional(torch.nn.Module):  # type: ignore[misc] # torch is not there for every check
-            """The model, called by position."""
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
 
-            def __init__(self) -> None:
-                super().__init__()
-                self.model = model
+        def forward(self, *inputs: Any) -> tuple[Any, ...]:
+            arguments = dict(zip(spec.inputs, inputs, strict=True))
+            arguments |= {name: arguments[name].to(torch.float32) for name in spec.floats}
+            result = self.model(**arguments, **spec.fixed)
+            return tuple(result[name] for name in spec.outputs)
 
-            def forward(self, *inputs: Any) -> tuple[Any, ...]:
-                arguments = dict(zip(spec.inputs, inputs, strict=True))
-                arguments |= {name: arguments[name].to(torch.float32) for name in spec.floats}
-                result = self.model(**arguments, **spec.fixed)
-                return tuple(result[name] for name in spec.outputs)
-
-        return Positional().eval()
+    return Positional().eval()
 
 
 def _strip_metadata(model: Any, name: str) -> None:

@@ -11,8 +11,7 @@ from itertools import pairwise
 from onnx import ModelProto, TensorProto
 
 from gpuprof.zoo.network import Network
-from gpuprof.zoo.random_cnns import draw_cnn
-from gpuprof.zoo.random_sequence_nets import draw_mlp, draw_rnn, draw_transformer
+from gpuprof.zoo.random_networks import draw_cnn, draw_mlp, draw_rnn, draw_transformer
 
 _WORDS, _LENGTH = 4096, 64
 
