@@ -75,9 +75,9 @@ if TYPE_CHECKING:  # static tools see the lazy names here
     from gpuprof.pipeline.result import Result as Result
     from gpuprof.pipeline.serve import ApplyResult as ApplyResult
     from gpuprof.pipeline.serve import MapServer as MapServer
+    from gpuprof.pipeline.serve import ServeSettings as ServeSettings
     from gpuprof.pipeline.serve import apply as apply
     from gpuprof.pipeline.serve import serve as serve
-    from gpuprof.pipeline.serve_settings import ServeSettings as ServeSettings
     from gpuprof.pipeline.similarity import SimilarityResult as SimilarityResult
     from gpuprof.pipeline.similarity import similarity as similarity
     from gpuprof.pipeline.simulate import Rescheduling as Rescheduling
@@ -126,8 +126,7 @@ _NAMES = {
     "pipeline.profile_settings": "ProfileSettings ProfileWorkloads",
     "pipeline.report": "ReportResult report",
     "pipeline.result": "Progress Result",
-    "pipeline.serve": "ApplyResult MapServer apply serve",
-    "pipeline.serve_settings": "ServeSettings",
+    "pipeline.serve": "ApplyResult MapServer ServeSettings apply serve",
     "pipeline.similarity": "SimilarityResult similarity",
     "pipeline.simulate": "Rescheduling ServiceSettings SimulateResult SimulatedTraffic simulate",
     "pipeline.trace": "TraceResult read_azure_trace record_trace show_trace",

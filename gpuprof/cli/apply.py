@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.output import Column, Format, print_rows
-from gpuprof.pipeline.serve_settings import ServeSettings
+from gpuprof.pipeline.serve import ServeSettings
 
 _COLUMNS = tuple(Column(name, name, right=False) for name in ("replica", "change", "reason"))
 

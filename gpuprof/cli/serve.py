@@ -10,7 +10,7 @@ import typer
 
 from gpuprof.cli.output import say, say_note
 from gpuprof.domain.plural import count_of
-from gpuprof.pipeline.serve_settings import ServeSettings
+from gpuprof.pipeline.serve import ServeSettings
 
 
 def serve(

@@ -22,8 +22,7 @@ from gpuprof.export.bundle import is_cpu
 from gpuprof.export.ray_serve import MAX_REQUESTS, ROUTER, deployment_names
 from gpuprof.machine.gpu_share import VISIBLE
 from gpuprof.pipeline.model_files import locate_files
-from gpuprof.pipeline.serve import MapServer, serve
-from gpuprof.pipeline.serve_settings import ServeSettings
+from gpuprof.pipeline.serve import MapServer, ServeSettings, serve
 
 #: Headers of the connection rather than of its content (RFC 9110, 7.6.1), and headers that the next hop sets itself.
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host", "content-length"}

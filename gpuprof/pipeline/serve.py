@@ -1,38 +1,124 @@
-"""``serve``: run a deployment map on this machine."""
+"""``serve``: run a deployment map on this machine.
+
+`gpuprof.serve` runs this module as a program, ``python -m gpuprof.pipeline.serve DESCRIPTOR``: it reads a line of JSON on
+stdin, writes a line to the descriptor, its addresses or the error, and serves until stdin ends.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
+
+from pydantic import model_validator
 
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_file import read_map, write_map
 from gpuprof.domain.plural import count_of
+from gpuprof.domain.validation import Count, Port, Positive
 from gpuprof.errors import GpuprofError, InfeasibleError, InputError, UnavailableError, UnstableError, unknown_name
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, map_label, optional_path, resolve_map
 from gpuprof.pipeline.model_files import locate_files
 from gpuprof.pipeline.result import NoteCallback, Result, say_nothing
-from gpuprof.pipeline.serve_settings import ServeSettings
+from gpuprof.pipeline.settings import Settings, option
 from gpuprof.runtime.module_command import module_command
 from gpuprof.serving.change.adapt import AdaptSettings
 from gpuprof.serving.control import send_apply
 from gpuprof.serving.plan.serving_plan import MapSource
 from gpuprof.serving.server import EngineMaker, Ready
 
+#: Time for the last answers after Ctrl-C.
+_DRAIN_S = 30.0
 #: Address for --public.
 _ANY_ADDRESS = "0.0.0.0"
 _ERRORS: dict[str, type[GpuprofError]] = {
     kind.__name__: kind for kind in (InputError, InfeasibleError, UnstableError, UnavailableError)
 }
+
+
+_LISTENING, _WORKERS, _LIMITS = "Address and routing", "Workers", "Limits of memory and time"
+_ADAPTATION, _SECURITY, _TELEMETRY = "Adaptation to load", "Authentication, TLS and edge", "Traces and log"
+
+
+class ServeSettings(Settings):
+    """Address, limits, adaptation and security of a server.
+
+    Raises `InputError` when a request may be larger than all memory for tensors, or HTTP and gRPC are to share a port.
+    """
+
+    host: str = option("127.0.0.1", "Address to listen on.", panel=_LISTENING)
+    port: Port = option(8000, "HTTP port; 0 takes any free one.", panel=_LISTENING)
+    grpc_port: Port | None = option(None, "gRPC port; 0 takes any free one; default: no gRPC.", panel=_LISTENING)
+    routing: str = option(
+        "fastest", "Rule that picks the replica of a request: fastest or round-robin.", panel=_LISTENING
+    )
+    node: str | None = option(None, "Node of the map that this machine is.", panel=_WORKERS)
+    simulate: bool = option(
+        False, "Simulate the models: each batch takes the time predicted in the map.", panel=_WORKERS
+    )
+    engine: str = option(
+        "local",
+        "Place of the workers: local, or ray for the nodes of a Ray cluster that the map names.",
+        panel=_WORKERS,
+    )
+    ray_address: str | None = option(
+        None, "Address of the Ray cluster; default: this machine's.", envvar="RAY_ADDRESS", panel=_WORKERS
+    )
+    apply_mig: bool = option(
+        False, "Cut GPUs into the map's MIG instances, and put the old layout back at the end.", panel=_WORKERS
+    )
+    allow_changed: bool = option(False, "Serve model files that changed since the map was planned.", panel=_WORKERS)
+    buffer_mb: Count = option(1024, "Memory in MiB for the tensors of all requests in progress.", panel=_LIMITS)
+    max_body_mb: Count = option(64, "Largest inference request, in MiB.", panel=_LIMITS)
+    hang_s: Positive = option(5.0, "Time after which a silent worker is replaced.", unit="s", panel=_LIMITS)
+    max_connections: Count = option(16_384, "Maximum number of client connections.", panel=_LIMITS)
+    shadow: bool = option(
+        False, "Keep standbys with a larger share, for models whose p99 passes its SLO.", panel=_ADAPTATION
+    )
+    adapt: bool = option(
+        False,
+        "Plan a new map when rates or latencies deviate from the plan; write it to MAP.adapted.json.",
+        panel=_ADAPTATION,
+    )
+    adapt_period_s: Positive = option(
+        5.0, "Time over which --adapt measures.", "--adapt-period", unit="s", panel=_ADAPTATION
+    )
+    db: Path | None = option(None, "Kernel database, for --adapt.", panel=_ADAPTATION)
+    estimator: str | None = option(None, "Estimator for the plans of --adapt; default: the map's.", panel=_ADAPTATION)
+    token_file: Path | None = option(
+        None, "File with the token that clients must send; default: GPUPROF_TOKEN.", panel=_SECURITY
+    )
+    public: bool = option(False, "Listen on every address, behind the edge; needs a token and TLS.", panel=_SECURITY)
+    envoy: Path | None = option(
+        None, "Envoy binary, for gRPC, TLS and --public; default: that of the extra edge.", panel=_SECURITY
+    )
+    tls_cert: Path | None = option(None, "Certificate chain (PEM), to serve https and grpcs.", panel=_SECURITY)
+    tls_key: Path | None = option(None, "Private key of the certificate (PEM).", panel=_SECURITY)
+    insecure: bool = option(False, "Accept clients on other machines without a token or TLS.", panel=_SECURITY)
+    otlp: str | None = option(
+        None, "Send OpenTelemetry traces to this collector, http://HOST:4318.", metavar="URL", panel=_TELEMETRY
+    )
+    log: str = option("text", "Form of the log on stderr: text or json.", panel=_TELEMETRY)
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.buffer_mb < self.max_body_mb:
+            raise InputError(
+                f"--buffer-mb must be at least --max-body-mb but got {self.buffer_mb} and {self.max_body_mb}"
+            )
+        if self.port and self.port == self.grpc_port:
+            raise InputError(f"--port and --grpc-port are both {self.port}", "give them different ports")
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +197,16 @@ def run_map_server(
     )
     host = _ANY_ADDRESS if settings.public and is_loopback(settings.host) else settings.host
     check_exposure(host, security, settings.insecure)
-    unchanged = ("port", "grpc_port", "routing", "hang_s", "drain_s", "max_connections", "public", "shadow")
+    unchanged = ("port", "grpc_port", "routing", "hang_s", "max_connections", "public", "shadow")
     server_settings = ServerSettings(
         host=host,
         envoy=optional_path(settings.envoy),
         **{name: getattr(settings, name) for name in unchanged},
+        drain_s=_DRAIN_S,
         buffer_bytes=settings.buffer_mb << 20,
         max_body_bytes=settings.max_body_mb << 20,
         security=security,
-        tracer=None if settings.otlp is None else otlp_tracer(settings.otlp, settings.otlp_sample),
+        tracer=None if settings.otlp is None else otlp_tracer(settings.otlp),
         adapt=_plan_adaptation(source, path, settings, note) if settings.adapt else None,
     )
     _note_fault(source.deployment, path.absolute().parent, settings, str(path), note)
@@ -148,8 +235,7 @@ def _plan_adaptation(source: MapSource, path: Path, settings: ServeSettings, not
     located = locate_files(source.deployment, path.absolute().parent)
     check_adaptable(located, db, settings.node, note, settings.estimator)
     replan = MapReplanner(path.absolute().parent, db, settings.simulate, source.deployment, settings.estimator)
-    output = optional_path(settings.adapt_output) or path.with_suffix(".adapted.json")
-    return AdaptSettings(replan, output, period_s=settings.adapt_period_s)
+    return AdaptSettings(replan, path.with_suffix(".adapted.json"), period_s=settings.adapt_period_s)
 
 
 @contextmanager
@@ -215,7 +301,7 @@ def serve(
             yield server
         finally:
             os.close(answers)
-            _end(process, settings.drain_s + settings.hang_s)
+            _end(process, _DRAIN_S + settings.hang_s)
 
 
 def _start(map_file: Path, settings: ServeSettings) -> tuple[subprocess.Popen[bytes], int]:
@@ -224,7 +310,7 @@ def _start(map_file: Path, settings: ServeSettings) -> tuple[subprocess.Popen[by
     answers, answer_writer = os.pipe()
     try:
         process = subprocess.Popen(
-            module_command("gpuprof.pipeline.server_process", str(answer_writer)),
+            module_command("gpuprof.pipeline.serve", str(answer_writer)),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=(answer_writer,),
@@ -238,7 +324,7 @@ def _start(map_file: Path, settings: ServeSettings) -> tuple[subprocess.Popen[by
         # This process must not hold the writing end: reading would never end when the server dies.
         os.close(answer_writer)
     assert process.stdin is not None
-    order = {"map_file": str(map_file.absolute()), "settings": settings.to_message()}
+    order = {"map_file": str(map_file.absolute()), "settings": settings.model_dump(mode="json")}
     process.stdin.write(json.dumps(order).encode() + b"\n")
     process.stdin.flush()  # stdin stays open: the server ends when this end closes
     return process, answers
@@ -315,7 +401,7 @@ class ApplyResult(Result):
         ]
 
 
-def apply(map_file: PathArgument, *, port: int = ServeSettings.model_fields["port"].default) -> ApplyResult:
+def apply(map_file: PathArgument, *, port: int = ServeSettings().port) -> ApplyResult:
     """Move the server on this machine to another map: only changed replicas start and stop, no request is lost.
 
     A model that cannot be loaded keeps its running replicas; the others are moved.
@@ -340,3 +426,35 @@ def apply(map_file: PathArgument, *, port: int = ServeSettings.model_fields["por
     answer = send_apply(port, path)
     replicas = {change: tuple(answer[change]) for change in ("kept", "started", "stopped")}
     return ApplyResult(**replicas, failed=answer["failed"])
+
+
+def _run_process(descriptor: int) -> int:
+    """Serve until stdin ends; return the exit code."""
+    os.set_inheritable(descriptor, False)  # a worker that outlives this process would keep it open
+    order = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_await_end, daemon=True).start()
+
+    def ready(url: str, models: int, workers: int) -> None:
+        _tell(descriptor, {"url": url, "models": models, "workers": workers})
+
+    try:
+        run_map_server(order["map_file"], ServeSettings(**order["settings"]), ready)
+    except GpuprofError as error:
+        _tell(descriptor, {"error": error.message, "fix": error.fix, "kind": type(error).__name__})
+        return error.exit_code
+    return 0
+
+
+def _await_end() -> None:
+    """Wait for the end of stdin, then send SIGTERM to this process: its parent has ended, or ends the server."""
+    while os.read(sys.stdin.fileno(), 4096):  # not through the buffer: a daemon thread must not hold its lock at exit
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _tell(descriptor: int, answer: dict[str, Any]) -> None:
+    os.write(descriptor, json.dumps(answer).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(_run_process(int(sys.argv[1])))

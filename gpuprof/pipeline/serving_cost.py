@@ -192,8 +192,7 @@ def _per_mib(small: float, large: float) -> float:
 
 
 def _measure_size(device: str, size: int, rate_rps: float = CALM_RPS) -> OverheadSample:
-    from gpuprof.pipeline.serve import serve
-    from gpuprof.pipeline.serve_settings import ServeSettings
+    from gpuprof.pipeline.serve import ServeSettings, serve
 
     with serve(_make_null_map(device, size), ServeSettings(port=0)) as server:
         samples = [_send_requests(server.url, server.pid, rate_rps) for _ in range(_REPEATS)]

@@ -15,8 +15,7 @@ import pytest
 
 from gpuprof.domain.map_file import parse_map
 from gpuprof.errors import InputError
-from gpuprof.pipeline.serve import MapServer, serve
-from gpuprof.pipeline.serve_settings import ServeSettings
+from gpuprof.pipeline.serve import MapServer, ServeSettings, serve
 from tests.reruns import serves_in_real_time
 from tests.serving.running import eventually, has_ended, map_of, replica
 
@@ -94,7 +93,7 @@ def test_the_server_ends_with_the_process_that_started_it(tmp_path: Path) -> Non
     program = (
         "import sys, time\n"
         "from gpuprof.pipeline.serve import serve\n"
-        "from gpuprof.pipeline.serve_settings import ServeSettings\n"
+        "from gpuprof.pipeline.serve import ServeSettings\n"
         "with serve(sys.argv[1], ServeSettings(port=0)) as server:\n"
         "    print(server.pid, flush=True)\n"
         "    time.sleep(600)\n"

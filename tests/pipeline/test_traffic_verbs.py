@@ -19,7 +19,7 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.pipeline.load import LoadTraffic
 from gpuprof.pipeline.recorded_problem import time_map_by
-from gpuprof.pipeline.serve_settings import ServeSettings
+from gpuprof.pipeline.serve import ServeSettings
 from gpuprof.pipeline.simulate import SimulatedTraffic
 from tests.estimators.rows import database, measured_row
 from tests.simulator.maps import make_map, replica
