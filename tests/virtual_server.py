@@ -17,7 +17,6 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 from gpuprof.domain.deployment import Replica
-from gpuprof.rules.routing import routing_rule
 from gpuprof.serving.machine.orders import WorkerOrder
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.router.served_replica import ReplicaPlan, ServedReplica
@@ -144,19 +143,17 @@ def serve(
     replicas: Sequence[Replica],
     arrivals_ms: Sequence[float],
     outages: Sequence[Outage] = (),
-    rule: str = "fastest",
     slo_ms: float = 1e6,
     slow: Sequence[SlowPhase] = (),
 ) -> VirtualRun:
     """Play requests that come at these times, all of one model, through the runtime's own objects."""
-    return serve_requests(replicas, [VirtualRequest(at) for at in arrivals_ms], outages, rule, slo_ms, slow)
+    return serve_requests(replicas, [VirtualRequest(at) for at in arrivals_ms], outages, slo_ms, slow)
 
 
 def serve_requests(
     replicas: Sequence[Replica],
     requests: Sequence[VirtualRequest],
     outages: Sequence[Outage] = (),
-    rule: str = "fastest",
     slo_ms: float = 1e6,
     slow: Sequence[SlowPhase] = (),
 ) -> VirtualRun:
@@ -167,7 +164,7 @@ def serve_requests(
         for module in _MODULES:
             stack.enter_context(patch(f"gpuprof.serving.router.{module}.time", clock))
         stack.callback(loop.close)
-        return loop.run_until_complete(_play(loop, replicas, requests, outages, routing_rule(rule), slo_ms, slow))
+        return loop.run_until_complete(_play(loop, replicas, requests, outages, slo_ms, slow))
 
 
 async def _play(
@@ -175,12 +172,11 @@ async def _play(
     replicas: Sequence[Replica],
     requests: Sequence[VirtualRequest],
     outages: Sequence[Outage],
-    rule: object,
     slo_ms: float,
     slow: Sequence[SlowPhase],
 ) -> VirtualRun:
     start = loop.time()
-    model = ServedModel("m", slo_ms, rule, Arena(1 << 20))  # type: ignore[arg-type]
+    model = ServedModel("m", slo_ms, Arena(1 << 20))
     links = [await _start_replica(model, number, replica) for number, replica in enumerate(replicas)]
     for at_ms, action in _events(outages, slow, links):
         loop.call_at(start + at_ms / 1000.0, action)

@@ -1,7 +1,7 @@
 """``serve``: run a deployment map on this machine.
 
-`gpuprof.serve` runs this module as a program, ``python -m gpuprof.pipeline.serve DESCRIPTOR``: it reads a line of JSON on
-stdin, writes a line to the descriptor, its addresses or the error, and serves until stdin ends.
+`gpuprof.serve` runs this module as a program, ``python -m gpuprof.pipeline.serve DESCRIPTOR``: it reads a line of JSON
+on stdin, writes a line to the descriptor, its addresses or the error, and serves until stdin ends.
 """
 
 from __future__ import annotations
@@ -59,9 +59,6 @@ class ServeSettings(Settings):
     host: str = option("127.0.0.1", "Address to listen on.", panel=_LISTENING)
     port: Port = option(8000, "HTTP port; 0 takes any free one.", panel=_LISTENING)
     grpc_port: Port | None = option(None, "gRPC port; 0 takes any free one; default: no gRPC.", panel=_LISTENING)
-    routing: str = option(
-        "fastest", "Rule that picks the replica of a request: fastest or round-robin.", panel=_LISTENING
-    )
     node: str | None = option(None, "Node of the map that this machine is.", panel=_WORKERS)
     simulate: bool = option(
         False, "Simulate the models: each batch takes the time predicted in the map.", panel=_WORKERS
@@ -169,7 +166,6 @@ def run_map_server(
     taken, or a worker cannot start. ``ready``: called once with the addresses and the numbers of models and workers;
     ``note``: called with each remark immediately.
     """
-    from gpuprof.rules.routing import routing_rule
     from gpuprof.serving.plan.serving_plan import Planner
     from gpuprof.serving.plan.shadow_plan import SHADOW_PCT
     from gpuprof.serving.server import run_server
@@ -179,7 +175,6 @@ def run_map_server(
     from gpuprof.serving.watch.tracing import otlp_tracer
 
     path = Path(map_file)
-    routing_rule(settings.routing)
     configure_logging(settings.log)
     make_engine = _choose_engine(settings.engine, settings.ray_address, settings.insecure)
     source = MapSource.read_map(path)
@@ -197,7 +192,7 @@ def run_map_server(
     )
     host = _ANY_ADDRESS if settings.public and is_loopback(settings.host) else settings.host
     check_exposure(host, security, settings.insecure)
-    unchanged = ("port", "grpc_port", "routing", "hang_s", "max_connections", "public", "shadow")
+    unchanged = ("port", "grpc_port", "hang_s", "max_connections", "public", "shadow")
     server_settings = ServerSettings(
         host=host,
         envoy=optional_path(settings.envoy),

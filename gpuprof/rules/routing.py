@@ -2,7 +2,7 @@
 
 The router and the simulator use the same rules. The simulator compiles the rules on numbers and sequences of numbers,
 which therefore use loops: `expect_rows`, `finish_ms`, `decay_count`, `update_mean_left_ms`, `extend_wait_ms`,
-`forecast_joining`, `makes_oldest_late`, `argmin_in_turn`, `next_live_replica`, `is_refused`, `correct_expected_ms`,
+`forecast_joining`, `makes_oldest_late`, `argmin_in_turn`, `is_refused`, `correct_expected_ms`,
 `adapt_reserve`, `is_retry_limit_reached`, `must_be_alone`.
 """
 
@@ -11,9 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-from gpuprof.errors import unknown_name
 
 
 @dataclass(slots=True)  # created for every request: a frozen class takes three times as long
@@ -208,23 +205,6 @@ def argmin_in_turn(values: Sequence[float], turn: int) -> int:
     return 0
 
 
-def next_live_replica(live_processes: Sequence[int], last: int) -> int:
-    """Return the first position after ``last``, cyclically, with a value above 0; ``last + 1`` when there is none."""
-    count = len(live_processes)
-    for step in range(1, count + 1):
-        position = (last + step) % count
-        if live_processes[position] > 0:
-            return position
-    return (last + 1) % count
-
-
-class RoutingRule(Protocol):
-    """Chooses the replica for the next request of a model."""
-
-    def choose(self, loads: Sequence[ReplicaLoad]) -> int:
-        """Return the position of the chosen replica in ``loads``, which is not empty."""
-
-
 class FastestFirst:
     """Routing to the replica with the earliest expected completion; ties in rotation."""
 
@@ -237,28 +217,6 @@ class FastestFirst:
             return 0
         self._turn += 1
         return argmin_in_turn([expected_finish_ms(load) for load in loads], self._turn)
-
-
-class RoundRobin:
-    """Routing to the replicas in rotation, regardless of load (Elvinger's thesis, section 4.3)."""
-
-    def __init__(self) -> None:
-        self._turn = -1
-
-    def choose(self, loads: Sequence[ReplicaLoad]) -> int:
-        """Return the next position, skipping replicas without a live process unless all are dead."""
-        self._turn = next_live_replica([len(load.busy_ms) for load in loads], self._turn)
-        return self._turn
-
-
-RULES: dict[str, type[FastestFirst] | type[RoundRobin]] = {"fastest": FastestFirst, "round-robin": RoundRobin}
-
-
-def routing_rule(name: str) -> RoutingRule:
-    """Return a new rule of this name. Raises `InputError` for an unknown name."""
-    if name not in RULES:
-        raise unknown_name("routing rule", name, list(RULES))
-    return RULES[name]()
 
 
 #: Initial reserve of admission control, as a fraction of the deadline, and its bounds. Expected times are means, and

@@ -65,7 +65,7 @@ class Server:
         self.router = Router(self._arena, settings.tracer)
         self._engine = make_engine(self._arena, settings) if make_engine else LocalEngine(self._arena)
         self._engine.on_moved = lambda: self._start_controller(self._follow_machines())
-        self._worker_fleet = WorkerFleet(self.router, self._engine, settings.routing, settings.hang_s, settings.drain_s)
+        self._worker_fleet = WorkerFleet(self.router, self._engine, settings.hang_s, settings.drain_s)
         self._api = HttpApi(self.router, settings, self.stalls)
         self._front = Front(settings, self._api)
         self._controllers: list[asyncio.Task[None]] = []

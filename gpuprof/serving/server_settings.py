@@ -17,7 +17,6 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     grpc_port: int | None = None  #: Port of gRPC; None: no gRPC.
-    routing: str = "fastest"  #: Name of a routing rule.
     buffer_bytes: int = 1 << 30  #: Memory for the tensors of all requests and answers together.
     max_body_bytes: int = 64 << 20  #: Size limit of an inference request.
     hang_s: float = 5.0  #: Silence, beyond the expected time of its batches, after which a worker is replaced.

@@ -16,7 +16,6 @@ from gpuprof.domain.validation import parse_duration
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.rules.batching import wait_limit_ms
 from gpuprof.rules.host_work import NO_HOST_WORK, HostWork, cores_of
-from gpuprof.rules.routing import RULES
 from gpuprof.rules.turns import LoadedReplica, find_mean_waits, load_replica
 from gpuprof.simulator.state import NS_PER_MS, ClusterArrays, Ints
 
@@ -41,7 +40,6 @@ class SimulationOptions:
     duration_s: float  #: Duration of arrivals; requests then in the system are simulated to their end.
     warmup_s: float = 0.0  #: Requests that arrive before this are not counted.
     seed: int = 0
-    routing: str = "fastest"  #: Name of a rule of `gpuprof.rules.routing`.
     #: Whether the router refuses a request expected to miss its SLO if others wait already.
     refuse_hopeless: bool = True
     router_ms: float = 0.0  #: Service time of the router, a single server, for a request.
@@ -110,11 +108,8 @@ def build_cluster(
 ) -> ClusterArrays:
     """Return the arrays.
 
-    A replica without ``batch_latency_ms`` has its predicted latency for every batch size. Raises `InputError` for an
-    unknown routing rule.
+    A replica without ``batch_latency_ms`` has its predicted latency for every batch size.
     """
-    if options.routing not in RULES:
-        raise unknown_name("routing rule", options.routing, sorted(RULES))
     models = list(deployment.models)
     following, chain = np.full((2, len(models)), -1)
     for row, planned in enumerate(deployment.chains.values(), len(models)):
@@ -158,7 +153,6 @@ def build_cluster(
         first_process=np.concatenate([[0], np.cumsum(processes)]).astype(np.int64),
         process_replica=np.repeat(np.arange(len(replicas)), processes).astype(np.int64),
         router_ns=round(options.router_ms * NS_PER_MS),
-        round_robin=options.routing == "round-robin",
         refuse_hopeless=options.refuse_hopeless,
         host_event=np.array([event], np.int64),
         core_start=core_start,

@@ -111,7 +111,6 @@ class _SimulationRun:
         self._factors = [np.random.Generator(np.random.PCG64(seed)) for seed in for_factors.spawn(replicas)]
         self._changes = _changes_of(options, places)
         self._loop = EventLoop()
-        self.state.turn[:] = -1 if options.routing == "round-robin" else 0  # initial turn of `gpuprof.rules.routing`
         # All factors are marked as used, so that the next line draws the first.
         self.state.factor_position[_has_variable_times(self.cluster)] = factors
         self._refill_factors()

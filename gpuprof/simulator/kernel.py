@@ -21,7 +21,6 @@ from gpuprof.rules.routing import (
     forecast_joining,
     is_refused,
     makes_oldest_late,
-    next_live_replica,
     relax_reserve,
     update_mean_left_ms,
 )
@@ -408,11 +407,6 @@ def choose_replica(cluster: ClusterArrays, state: State, model: int, now: int) -
     if last - first == 1:
         only = cluster.choice[first]
         return only, finish_of(cluster, state, only, now) if cluster.refuse_hopeless else 0.0
-    if cluster.round_robin:
-        position = next_live_replica(state.takes[first:last], state.turn[model])
-        state.turn[model] = position
-        replica = cluster.choice[first + position]
-        return replica, finish_of(cluster, state, replica, now)
     # Like `FastestFirst`, the turn moves only if there is a choice.
     if live_processes > 1:
         state.turn[model] += 1
@@ -489,9 +483,6 @@ def set_alive(cluster: ClusterArrays, state: State, replica: int, alive: int) ->
     model = cluster.replica_model[replica]
     state.living[model] += alive - state.alive[replica]
     state.alive[replica] = alive
-    for position in range(cluster.choice_start[model], cluster.choice_start[model + 1]):
-        if cluster.choice[position] == replica:
-            state.takes[position] = alive
 
 
 #: Positions in `gpuprof.simulator.state.CAUSES`.

@@ -64,7 +64,6 @@ class ClusterArrays(NamedTuple):
     first_process: Ints
     process_replica: Ints
     router_ns: int  #: Service time of the router per request.
-    round_robin: bool  #: Whether routing is round-robin instead of to the fastest replica.
     refuse_hopeless: bool  #: See `gpuprof.simulator.cluster.SimulationOptions`.
     #: Shape (1,). CPU time of router and clients, twice per request; 0 if no batch is slowed.
     host_event: Ints
@@ -137,7 +136,6 @@ class State(NamedTuple):
     alive: Ints
     idle_since: Ints
     free_processes: Ints
-    takes: Any  #: Shape (R,). ``alive`` in the order of `ClusterArrays.choice`.
     #: ``factors``, ``rested``, ``factor_position``: Shape (R, F), (R, F), (R,). Service times over their mean, the same
     #: for batches on a process at rest, and the position of the next.
     factors: Floats
@@ -206,7 +204,7 @@ def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> 
     of_chains = places if (cluster.chain >= 0).any() else 0
     zeros = (
         (of_chains, "entered"),
-        (replicas, "waiting armed counted_at joining held alive takes idle_since factor_position"),
+        (replicas, "waiting armed counted_at joining held alive idle_since factor_position"),
         (models, "reserve_at living turn store_position store_size"),
         (processes, "expected_at started_at idle_before batch_size"),
         (places, "arrived joined"),

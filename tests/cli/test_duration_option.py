@@ -17,7 +17,7 @@ OPTIONS = {
     "compare": {"--time-limit": 0.5, "--overhead-ms": 500.0},
     "profile": {"--time-limit": 0.5},
     "calibrate": {"--time-limit": 0.5},
-    "serve": {"--hang-s": 0.5, "--drain-s": 0.5, "--adapt-period": 0.5},
+    "serve": {"--hang-s": 0.5, "--adapt-period": 0.5},
     "simulate": {"--host-ms": 500.0},
 }
 #: Arguments that a verb cannot be without.

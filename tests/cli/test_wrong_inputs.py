@@ -103,7 +103,6 @@ _WRONG: list[tuple[str, str]] = [
     ("serve map.json --simulate --node node9", "node9"),
     ("serve map.json --simulate --host 0.0.0.0", "--token-file"),
     ("serve map.json --simulate --token-file token", "token"),
-    ("serve map.json --simulate --routing random", "random"),
     ("load http://127.0.0.1:9 --map map.json --duration 1", "127.0.0.1:9"),
     ("load ftp://x --map map.json", "ftp"),
     ("load http://127.0.0.1:9 --map map.json -o out.xlsx", ".json"),

@@ -80,11 +80,6 @@ def test_what_cannot_be_served_is_an_error_here(tmp_path: Path) -> None:
     missing = parse_map(map_of({"m": "nowhere.onnx"}, [replica("m")]), "the map")
     with pytest.raises(InputError, match=r"cannot read .*nowhere\.onnx"), serve(missing, ANY_PORT):
         pass
-    with (
-        pytest.raises(InputError, match="unknown routing rule"),
-        serve(parse_map(ONE, "the map"), ServeSettings(port=0, routing="best")),
-    ):
-        pass
 
 
 def test_the_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
@@ -103,9 +98,3 @@ def test_the_server_ends_with_the_process_that_started_it(tmp_path: Path) -> Non
         server = psutil.Process(int(parent.stdout.readline()))
         os.kill(parent.pid, signal.SIGKILL)
     assert eventually(lambda: has_ended(server))
-
-
-def test_settings_cross_to_the_servers_process_whole() -> None:
-    settings = ServeSettings(port=0, db=Path("some/db"), adapt=True, token_file="token")
-    read = ServeSettings.from_message(json.loads(json.dumps(settings.to_message())))
-    assert read == ServeSettings(port=0, db="some/db", adapt=True, token_file="token")

@@ -6,11 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprof.errors import InputError
 from gpuprof.rules.routing import (
     FastestFirst,
     ReplicaLoad,
-    RoundRobin,
     adapt_reserve,
     correct_expected_ms,
     decay_count,
@@ -20,7 +18,6 @@ from gpuprof.rules.routing import (
     forecast_joining,
     is_refused,
     makes_oldest_late,
-    routing_rule,
     update_mean_left_ms,
 )
 
@@ -159,11 +156,6 @@ def test_the_fastest_is_chosen_and_equals_take_turns() -> None:
     assert sorted(rule.choose([load(), load()]) for _ in range(4)) == [0, 0, 1, 1]
 
 
-def test_round_robin_takes_turns_and_passes_over_the_dead() -> None:
-    rule = RoundRobin()
-    assert [rule.choose([load(waiting=9), load(), load(busy=())]) for _ in range(4)] == [0, 1, 0, 1]
-
-
 @given(
     st.lists(
         st.tuples(st.integers(0, 50), st.lists(st.floats(0, 100), min_size=1, max_size=3), st.integers(1, 8)),
@@ -185,9 +177,3 @@ def test_more_requests_ahead_never_make_the_answer_earlier_by_more_than_their_ba
     now = expected_finish_ms(load(waiting, (0.0,) * processes, latency))
     later = expected_finish_ms(load(waiting + batch, (0.0,) * processes, latency))
     assert later >= now
-
-
-def test_an_unknown_rule_is_named_with_the_nearest() -> None:
-    assert isinstance(routing_rule("round-robin"), RoundRobin)
-    with pytest.raises(InputError, match="did you mean fastest"):
-        routing_rule("fast")

@@ -137,15 +137,15 @@ def test_in_a_cluster_too_the_map_follows_the_load(
     document["nodes"][0]["name"] = "one"
     where = ("--engine", "ray", "--ray-address", cluster.address, "--insecure", "--log", "json")
     adapting = ("--adapt", "--adapt-period", "1", "--db", str(tmp_path / "gpuprof-db"))
-    with running(tmp_path, document, *where, *adapting, "--adapt-output", str(tmp_path / "new.json")) as server:
+    with running(tmp_path, document, *where, *adapting) as server:
         with Loaded(Target.parse(server.url), RequestStream("net", 60.0, 400.0)) as loaded:
-            assert eventually((tmp_path / "new.json").exists, limit_s=90.0)
+            assert eventually((tmp_path / "map.adapted.json").exists, limit_s=90.0)
             assert eventually(lambda: figure(server, "gpuprof_replica_planned_rps") > 60.0)
         _, errors = server.stop()
     assert all(result.lost == result.failed == 0 for result in loaded.results)
     moved = decisions(errors, "another map is served")[0]
     assert moved["started"] and moved["planned_rps"]["net"] > 60.0
-    assert [node.name for node in read_map(tmp_path / "new.json").nodes] == ["one"]
+    assert [node.name for node in read_map(tmp_path / "map.adapted.json").nodes] == ["one"]
 
 
 def _kill_node(cluster: RayCluster, server: RunningServer) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from gpuprof.domain.deployment import Replica
 from gpuprof.rules.batching import batch_size_now
-from gpuprof.rules.routing import ReplicaLoad, RoutingRule, decay_count, forecast_joining
+from gpuprof.rules.routing import FastestFirst, ReplicaLoad, decay_count, forecast_joining
 
 
 @dataclass
@@ -44,7 +44,7 @@ class ReferenceServer:
         self.joining = forecast_joining(count, times[size - 1], times, len(self.idle), 0.0, math.inf)
 
 
-def play(replicas: Sequence[Replica], arrivals: Sequence[int], rule: RoutingRule) -> list[int]:
+def play(replicas: Sequence[Replica], arrivals: Sequence[int], rule: FastestFirst) -> list[int]:
     """Return when each request is answered, all of one model, without randomness; times in nanoseconds."""
     servers = [ReferenceServer(r, free_at=[0] * r.processes, idle=[True] * r.processes) for r in replicas]
     first_process = [sum(r.processes for r in replicas[:i]) for i in range(len(replicas))]

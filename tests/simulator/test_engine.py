@@ -21,7 +21,7 @@ from gpuprof.domain.arrival_process import (
 )
 from gpuprof.domain.deployment import DeploymentMap, Replica
 from gpuprof.errors import InputError
-from gpuprof.rules.routing import routing_rule
+from gpuprof.rules.routing import FastestFirst
 from gpuprof.simulator import engine
 from gpuprof.simulator.cluster import Failure, SimulationOptions, parse_failure
 from gpuprof.simulator.engine import simulate
@@ -134,15 +134,6 @@ def test_the_faster_replica_is_chosen_until_it_is_the_slower() -> None:
     assert [r.answered for r in result.replicas] == [1, 2]
 
 
-def test_round_robin_takes_each_in_turn() -> None:
-    result = simulate(
-        make_map([[replica("m", [10.0])], [replica("m", [4.0])]]),
-        {"m": at(0.0, 0.0, 0.0, 0.0)},
-        SimulationOptions(1.0, routing="round-robin"),
-    )
-    assert [r.answered for r in result.replicas] == [2, 2]
-
-
 def test_a_hopeless_request_is_refused_when_asked() -> None:
     result = outcome(
         [replica("m", [5.0])], 0.0, 1.0, 2.0, slo_ms=9.0, options=SimulationOptions(1.0, refuse_hopeless=True)
@@ -219,8 +210,6 @@ def test_an_empty_map_and_a_model_that_the_map_lacks_are_refused() -> None:
     with pytest.raises(InputError) as error:
         simulate(make_map([[replica("m", [5.0])]]), {"x": GammaArrivals(1.0)}, SimulationOptions(1.0))
     assert str(error.value) == "the map has no model 'x' (it has m)"
-    with pytest.raises(InputError, match="unknown routing rule 'slowest'"):
-        simulate(make_map([[replica("m", [5.0])]]), {}, SimulationOptions(1.0, routing="slowest"))
 
 
 @pytest.mark.parametrize(
@@ -265,15 +254,14 @@ _replicas = st.builds(
 @given(
     replicas=st.lists(_replicas, min_size=1, max_size=9),
     gaps=st.lists(st.integers(0, 8), min_size=1, max_size=40),
-    rule=st.sampled_from(["fastest", "round-robin"]),
 )
-def test_the_engine_does_what_the_rules_of_the_runtime_say(replicas: list[Replica], gaps: list[int], rule: str) -> None:
+def test_the_engine_does_what_the_rules_of_the_runtime_say(replicas: list[Replica], gaps: list[int]) -> None:
     times = (np.cumsum(gaps) * 250_000).tolist()
-    expected = play(replicas, times, routing_rule(rule))
+    expected = play(replicas, times, FastestFirst())
     result = simulate(
         make_map([[r] for r in replicas]),
         {"m": RecordedArrivals(np.array(times), 1.0)},
-        SimulationOptions(1.0, routing=rule),
+        SimulationOptions(1.0),
     ).models[0]
     latencies = [(end - arrival) / 1e6 for end, arrival in zip(expected, times, strict=True)]
     assert result.answered == len(times)

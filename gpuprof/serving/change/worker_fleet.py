@@ -12,7 +12,6 @@ from time import monotonic
 
 from gpuprof.domain.deployment import DeploymentMap, PublicName
 from gpuprof.errors import GpuprofError
-from gpuprof.rules.routing import routing_rule
 from gpuprof.serving.engines.local_engine import Engine
 from gpuprof.serving.machine.orders import WorkerOrder
 from gpuprof.serving.plan.serving_plan import PlannedReplica
@@ -61,16 +60,13 @@ class WorkerFleet:
         Gets the models when their workers are ready.
     engine : Engine
         Provides the machines of the workers.
-    routing : str
-        Name of the routing rule.
     hang_s, drain_s : float
         As `ServerSettings`.
     """
 
-    def __init__(self, router: Router, engine: Engine, routing: str, hang_s: float, drain_s: float) -> None:
+    def __init__(self, router: Router, engine: Engine, hang_s: float, drain_s: float) -> None:
         self._router = router
         self._engine = engine
-        self._routing = routing
         self._hang_s = hang_s
         self._drain_s = drain_s
         self._running: list[_RunningReplica] = []
@@ -240,8 +236,7 @@ class WorkerFleet:
         model = self._router.find_by_map_name(name)
         if model is not None and model.public == public:
             return model
-        rule = routing_rule(self._routing)
-        return ServedModel(name, entry.slo_ms, rule, self._router.arena, entry.percentile, public)
+        return ServedModel(name, entry.slo_ms, self._router.arena, entry.percentile, public)
 
     async def _start_replicas(
         self, planned: Sequence[tuple[ServedModel, PlannedReplica]], faults: _Faults

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from gpuprof.domain.deployment import PublicName
 from gpuprof.graph.merged_model import MergedMember
-from gpuprof.rules.routing import routing_rule
 from gpuprof.serving.router.infer_request import Urgency
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Slot
@@ -41,9 +40,7 @@ class MemberModel(ServedModel):
     """Translates the requests of a member of the model ``merged``, whose counts it shares."""
 
     def __init__(self, merged: ServedModel, member: PlannedMember) -> None:
-        super().__init__(
-            merged.name, member.slo_ms, routing_rule("fastest"), merged.arena, merged.reserve.percentile, member.public
-        )
+        super().__init__(merged.name, member.slo_ms, merged.arena, merged.reserve.percentile, member.public)
         self._whole = merged
         self.replicas = merged.replicas
         self.spec = member.spec(merged.spec)

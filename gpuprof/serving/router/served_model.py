@@ -9,8 +9,8 @@ from http import HTTPStatus
 
 from gpuprof.domain.deployment import PublicName
 from gpuprof.rules.routing import (
+    FastestFirst,
     ReplicaLoad,
-    RoutingRule,
     expect_rows,
     expected_finish_ms,
     finish_ms,
@@ -46,7 +46,6 @@ class ServedModel:
         self,
         name: str,
         slo_ms: float,
-        rule: RoutingRule,
         arena: Arena,
         percentile: float = 99.0,
         public: PublicName | None = None,
@@ -58,7 +57,7 @@ class ServedModel:
         self.tracer: RequestTracer | None = None
         self._counts = ModelStatistics()
         self._retired: list[ServedReplica] = []
-        self._rule = rule
+        self._rule = FastestFirst()
         self.reserve = Reserve(percentile, time.monotonic())
         self.arena = arena
         self._loop = asyncio.get_running_loop()

@@ -104,17 +104,15 @@ class SpanTracer:
         return end_ns
 
 
-def span_tracer(exporter: SpanExporter, sampled: float) -> SpanTracer:
-    """Return a tracer that exports spans of a sample of the requests, and of all requests traced by their clients."""
+def span_tracer(exporter: SpanExporter) -> SpanTracer:
+    """Return a tracer that exports the spans of the requests that ``OTEL_TRACES_SAMPLER`` samples, by default all."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
     resource = Resource.create({"service.name": "gpuprof"})
     provider = TracerProvider(
         # Not at exit: `close` ends it after the last answer, and waits for the collector for a limited time.
-        sampler=ParentBased(TraceIdRatioBased(sampled)),
         resource=resource,
         shutdown_on_exit=False,
     )
@@ -122,7 +120,7 @@ def span_tracer(exporter: SpanExporter, sampled: float) -> SpanTracer:
     return SpanTracer(provider)
 
 
-def otlp_tracer(url: str, sampled: float) -> SpanTracer:
+def otlp_tracer(url: str) -> SpanTracer:
     """Return a tracer that sends to a collector.
 
     Raises `InputError` for an invalid address; `UnavailableError` when OpenTelemetry is not installed.
@@ -131,8 +129,6 @@ def otlp_tracer(url: str, sampled: float) -> SpanTracer:
     ----------
     url : str
         ``http://host:4318``; a path is used unchanged.
-    sampled : float
-        Fraction of the requests, in [0, 1].
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -145,4 +141,4 @@ def otlp_tracer(url: str, sampled: float) -> SpanTracer:
     # An unreachable collector is a line in the server's log, without a traceback.
     otlp_logger = logging.getLogger("opentelemetry")
     otlp_logger.handlers[:], otlp_logger.propagate = LOGGER.handlers, False
-    return span_tracer(OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_S), sampled)
+    return span_tracer(OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_S))

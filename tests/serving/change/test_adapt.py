@@ -220,9 +220,9 @@ def test_when_the_rate_doubles_another_map_is_applied_and_goodput_recovers(place
     quarter = {"sm_share_pct": 25.0, "batch_latency_ms": [160.0], "rate_rps": 5.0}  # it bears 6/s
     partition["replicas"] = [partition["replicas"][0] | quarter]
     what = ("--simulate", "--adapt", "--adapt-period", "2", "--db", str(placed_folder / "gpuprof-db"), "--log", "json")
-    with running(placed_folder, document, *what, "--adapt-output", str(placed_folder / "new.json")) as server:
+    with running(placed_folder, document, *what) as server:
         with Loaded(Target.parse(server.url), RequestStream("net", 17.0, 800.0)) as loaded:
-            assert eventually((placed_folder / "new.json").exists, limit_s=300.0)
+            assert eventually((placed_folder / "map.adapted.json").exists, limit_s=300.0)
             # A busy machine may spoil a second of it, but not all.
             assert eventually(lambda: loaded.results[-1].in_slo == loaded.results[-1].sent, limit_s=300.0)
         _, errors = server.stop()
@@ -235,7 +235,7 @@ def test_when_the_rate_doubles_another_map_is_applied_and_goodput_recovers(place
     assert decided[0]["models"]["net"]["why"] in ("more requests than planned", "p99 passes the SLO")
     assert moved[0]["started"]
     assert moved[0]["planned_rps"]["net"] > 12.0
-    assert read_map(placed_folder / "new.json").models["net"].slo_ms == 800.0
+    assert read_map(placed_folder / "map.adapted.json").models["net"].slo_ms == 800.0
 
 
 @pytest.mark.slow
@@ -248,11 +248,11 @@ def test_capacity_moves_between_services_of_one_model_as_the_load_does(
     document = json.loads((tmp_path / "first.json").read_text())
     what = ("--simulate", "--adapt", "--adapt-period", "2", "--db", "gpuprof-db", "--log", "json")
     streams = (RequestStream("quiet", 9.0, 1500.0), RequestStream("busy", 2.0, 1500.0))  # the other way round
-    with running(tmp_path, document, *what, "--adapt-output", str(tmp_path / "new.json")) as server:
+    with running(tmp_path, document, *what) as server:
         with Loaded(Target.parse(server.url), *streams) as loaded:
 
             def has_moved() -> bool:
-                path = tmp_path / "new.json"
+                path = tmp_path / "map.adapted.json"
                 return path.exists() and read_map(path).models["quiet"].rate_rps > 6.0
 
             assert eventually(has_moved, limit_s=300.0)
@@ -260,7 +260,7 @@ def test_capacity_moves_between_services_of_one_model_as_the_load_does(
         server.stop()
     assert all(result.lost == result.failed == 0 for result in loaded.results)
     assert {result.model for result in loaded.results} == {"quiet", "busy"}
-    now = read_map(tmp_path / "new.json")
+    now = read_map(tmp_path / "map.adapted.json")
     assert {name: model.source_model for name, model in now.models.items()} == {"quiet": "net", "busy": "net"}
     assert now.predicted.gpus == first.predicted.gpus == 1
     # Half each is a good answer to both loads.

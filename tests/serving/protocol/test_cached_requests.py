@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprof.rules.routing import routing_rule
 from gpuprof.serving.protocol.grpc_messages import decode_infer, read_infer
 from gpuprof.serving.protocol.http_api import HttpApi
 from gpuprof.serving.protocol.inference_service import MOST_CACHED
@@ -44,7 +43,7 @@ BODIES = st.lists(
 def serve(inputs: tuple[TensorSpec, ...]) -> tuple[HttpApi, ServedModel]:
     async def main() -> tuple[HttpApi, ServedModel]:
         router = Router(Arena(1 << 16))
-        model = ServedModel("m", 100.0, routing_rule("fastest"), router.arena)
+        model = ServedModel("m", 100.0, router.arena)
         model.spec = ModelSpec("m", "1", "test", inputs, (TensorSpec("y", "FP32", (-1, 2)),), 4)
         api = HttpApi(router, ServerSettings())
         router.publish([model])

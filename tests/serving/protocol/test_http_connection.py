@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from gpuprof.rules.routing import routing_rule
 from gpuprof.serving.protocol.http_api import HttpApi
 from gpuprof.serving.protocol.http_connection import HttpConnection
 from gpuprof.serving.protocol.http_message import HttpClient, HttpHead, Route, is_own_host
@@ -171,7 +170,7 @@ def test_the_connection_is_closed_after_the_answer_where_the_client_wants_it(api
 
 
 def serve_model(api: HttpApi) -> ServedModel:
-    model = ServedModel("m", 100.0, routing_rule("fastest"), api.arena)
+    model = ServedModel("m", 100.0, api.arena)
     api.router.publish([model])
     return model
 

