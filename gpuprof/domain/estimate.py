@@ -355,19 +355,6 @@ class NamingEstimator(Estimator, Protocol):
         ...
 
 
-@runtime_checkable
-class SlowingEstimator(Estimator, Protocol):
-    """An estimator with a lower bound of the interference from any neighbour."""
-
-    def slow_beside_any(self, device: Device, alone: Figure) -> Figure:
-        """Return a lower bound of a time with any neighbour in the same partition, from the time alone.
-
-        Neither end of the bound's interval exceeds that of ``latency_ms`` of `estimate` with any neighbours, for a
-        workload with only a part of the device or instance.
-        """
-        ...
-
-
 _NEIGHBOUR = re.compile(r"(?P<model>.+?)(?:[@:](?P<batch>\d{1,9})(?::(?P<share>[^:]+))?)?")
 
 

@@ -143,11 +143,6 @@ class DatabaseEstimator:
             times.append(self._alone(identity, workload)[0])
         return tuple(times)
 
-    def slow_beside_any(self, device: Device, alone: Figure) -> Figure:
-        """Return the least time beside neighbours, given the time alone; see `SlowingEstimator`."""
-        derived = type(self).estimate is not DatabaseEstimator.estimate  # as in `batch_times`
-        return alone if derived else self.colocations.slow_any(alone, device)
-
     def board_work_ms(self, model: str, device: Device) -> Figure | None:
         """Return the least time of the whole device per request; see `gpuprof.domain.estimate`.
 

@@ -14,7 +14,6 @@ from gpuprof.domain.estimate import (
     Estimate,
     Estimator,
     Figure,
-    SlowingEstimator,
     Workload,
     batch_times,
 )
@@ -74,13 +73,6 @@ class ForeignEstimator:
         for time in times:
             self._require_figure("latency_ms", time, above_zero=True)
         return times
-
-    def slow_beside_any(self, device: Device, alone: Figure) -> Figure:
-        """Return the least time beside neighbours; ``alone`` itself where the estimator has no such method."""
-        estimator = self._estimator
-        if not isinstance(estimator, SlowingEstimator):
-            return alone
-        return self._ask(lambda: estimator.slow_beside_any(device, alone))
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batches of the wrapped estimator."""

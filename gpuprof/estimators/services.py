@@ -17,7 +17,6 @@ from gpuprof.domain.estimate import (
     Estimate,
     Estimator,
     Figure,
-    SlowingEstimator,
     TriedRuns,
     Workload,
     batch_times,
@@ -76,11 +75,6 @@ class ServiceEstimator:
         if any(work is None for work, _ in each):
             return None
         return blend_figures([(work, part) for work, part in each if work is not None])
-
-    def slow_beside_any(self, device: Device, alone: Figure) -> Figure:
-        """Return the least time beside neighbours, given the time alone; a mix of sizes is slowed like each of them."""
-        models = self._models
-        return models.slow_beside_any(device, alone) if isinstance(models, SlowingEstimator) else alone
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes worth considering for a service."""

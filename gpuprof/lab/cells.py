@@ -29,7 +29,7 @@ from gpuprof.lab.publications import build_database
 from gpuprof.lab.simulation import Traffic, simulate_service
 from gpuprof.lab.suites import Scenario, Setup
 from gpuprof.placement.comparison import Outcome, compare
-from gpuprof.placement.objective import measure
+from gpuprof.placement.deploy import measure
 from gpuprof.placement.policies import Policy, describe_policy, make_policy
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.plugins import hash_source, identify

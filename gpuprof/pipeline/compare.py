@@ -17,8 +17,7 @@ from gpuprof.pipeline.problem import build_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.placement import comparison
 from gpuprof.placement.comparison import Outcome
-from gpuprof.placement.early_stop import early_stop
-from gpuprof.placement.limit import Limit
+from gpuprof.placement.limit import Limit, early_stop
 from gpuprof.placement.policies import DEFAULT, Policy, describe_policy, make_policy, policy_names
 from gpuprof.placement.problem import Problem
 

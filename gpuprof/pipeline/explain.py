@@ -21,16 +21,17 @@ from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCa
 from gpuprof.pipeline.settings import Settings, option
 from gpuprof.placement.explanation import (
     Alternative,
+    NeighbourEffect,
     ReplicaLocation,
     WhatIf,
+    describe_joint_effects,
     find_alternatives,
+    list_neighbour_effects,
     locate_replicas,
     run_what_ifs,
 )
-from gpuprof.placement.neighbour_effects import NeighbourEffect, describe_joint_effects, list_neighbour_effects
-from gpuprof.placement.pooled_segment import PooledSegments
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.segment import Segments
+from gpuprof.placement.segment import PooledSegments, Segments
 from gpuprof.placement.unplaced_reasons import explain_unplaced
 
 _ALTERNATIVE = ("tail_ms", "replicas", "cost", "chosen", "source", "at_upper_end")

@@ -39,9 +39,8 @@ from gpuprof.pipeline.planning import plan_map
 from gpuprof.pipeline.planning_options import DEFAULT_LIMIT_S, MapOutput, PlanningOptions
 from gpuprof.pipeline.problem import build_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
-from gpuprof.placement.early_stop import early_stop
 from gpuprof.placement.feasibility import find_excess_time
-from gpuprof.placement.limit import Limit, interruptible
+from gpuprof.placement.limit import Limit, early_stop, interruptible
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import DEFAULT, Policy, make_policy
 from gpuprof.placement.problem import MEANS, Problem, collect_evidence

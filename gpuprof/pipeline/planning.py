@@ -12,7 +12,7 @@ from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Problem, collect_evidence
-from gpuprof.placement.size_limit import refuse_oversized
+from gpuprof.placement.search_space import refuse_oversized
 
 
 def plan_map(problem: Problem, policy: Policy, created: str | None = None) -> DeploymentMap:

@@ -178,7 +178,7 @@ def time_map_by(
     """
     if estimator is None:
         return deployment
-    from gpuprof.placement.retime import retime_map
+    from gpuprof.placement.predict import retime_map
 
     evidence = collect_map_evidence(deployment, base, OtherTimes(db=db, estimator=estimator), note=note)
     return retime_map(deployment, evidence, identify(estimator))

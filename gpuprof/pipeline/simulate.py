@@ -24,7 +24,7 @@ from gpuprof.pipeline.recorded_problem import describe_layout_fault, restore_pol
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.pipeline.settings import Settings, option
 from gpuprof.pipeline.verdicts import SloVerdict, require_kept, write_results
-from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, replica_workload
+from gpuprof.placement.evidence import ask_estimator, neighbour_workloads, replica_workload
 from gpuprof.placement.policies import make_policy
 from gpuprof.rules.host_work import host_work_of_plan
 from gpuprof.rules.turns import without_turn_mates

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import GpuprofError
-from gpuprof.placement.deploy import to_map
+from gpuprof.placement.deploy import Objective, measure, to_map
 from gpuprof.placement.feasibility import Evidence, Violation, check
-from gpuprof.placement.objective import Objective, measure
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Problem, collect_evidence
 

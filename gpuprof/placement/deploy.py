@@ -1,9 +1,9 @@
-"""Turns a placement into a deployment map."""
+"""Turns a placement into a deployment map, and measures maps for comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from gpuprof.domain.deployment import (
@@ -15,15 +15,17 @@ from gpuprof.domain.deployment import (
     ModelFile,
     Node,
     Partition,
+    Replica,
+    share_of,
 )
 from gpuprof.domain.device import Device
 from gpuprof.placement.device_assignment import DeviceAddress, number_devices
-from gpuprof.placement.early_stop import name_stop
 from gpuprof.placement.evidence import ABSOLUTE_ROUNDING
-from gpuprof.placement.objective import measure
+from gpuprof.placement.limit import name_stop
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, Placement
 from gpuprof.placement.predict import Predictor
 from gpuprof.placement.problem import Problem
+from gpuprof.rules.turns import list_firsts
 
 
 def to_map(problem: Problem, placement: Placement, created: str | None = None) -> DeploymentMap:
@@ -125,3 +127,82 @@ def _sum_cost(problem: Problem, gpus: Sequence[PlacedGpu]) -> float | None:
     """Return the cost per hour; None when some used device has no price."""
     prices = [problem.device(gpu.device).price_per_hour for gpu in gpus]
     return None if None in prices else sum(price for price in prices if price is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """Figures of a deployment map."""
+
+    gpus: int  #: Nonempty devices.
+    cost_per_hour: float
+    goodput_rps: float  #: Requests per second predicted to be answered within their SLOs.
+    #: 1 − Σ SMᵢ·Aᵢ / Σ SMᵢ over the replicas (ParvaGPU, SC'24, equation 3). The activity Aᵢ is the fraction of time
+    #: that the replica is busy, multiplied on GPUs with a profile of it by the SM activity while busy.
+    internal_slack: float
+    #: 1 − Σ SMᵢ / (G·S): compute units of the used devices that belong to no replica. ParvaGPU's equation 4 prints the
+    #: ratio without "1 −", while its Figure 7 and its text mean the unused part; the latter is followed.
+    external_fragmentation: float
+    #: ``compute_utilization``, ``memory_utilization``: USHER's Cuti and Muti (OSDI'24 §2): busy compute and held
+    #: memory, as fractions of the used devices. Unknown memory is treated as none.
+    compute_utilization: float
+    memory_utilization: float
+    fairness: float  #: Jain's index of the served fractions of the models' demands, 1.0 when all are equal.
+
+
+def measure(
+    deployment: DeploymentMap, devices: Mapping[str, Device], activity: Callable[[str, Replica], float] | None = None
+) -> Objective:
+    """Return the figures of a map.
+
+    ``devices``: by name; gives the prices, a device without a price costs 1.0; ``activity``: (device, replica) →
+    fraction of its compute units active while busy; 1.0 if omitted.
+    """
+    used_gpus = [gpu for node in deployment.nodes for gpu in node.gpus if any(p.replicas for p in gpu.partitions)]
+    units = busy = memory = 0.0
+    for name, partition in [(gpu.device, partition) for gpu in used_gpus for partition in gpu.partitions]:
+        device, firsts = devices[name], list_firsts([replica.turns for replica in partition.replicas])
+        for replica, is_first in zip(partition.replicas, firsts, strict=True):
+            replica_units = device.fraction(share_of(partition, replica)) * device.compute_units
+            units += replica_units if is_first else 0.0
+            busy += replica_units * _busy(replica) * (1.0 if activity is None else activity(name, replica))
+            memory += replica.memory_limit_bytes or replica.predicted.memory_bytes or 0
+    all_units = sum(devices[gpu.device].compute_units for gpu in used_gpus)
+    all_memory = sum(devices[gpu.device].dram_bytes for gpu in used_gpus)
+    return Objective(
+        gpus=len(used_gpus),
+        cost_per_hour=sum(1.0 if (p := devices[g.device].price_per_hour) is None else p for g in used_gpus),
+        goodput_rps=sum(replica.predicted.goodput_rps for *_, replica in deployment.places()),
+        internal_slack=1.0 - busy / units if units else 0.0,
+        external_fragmentation=max(0.0, 1.0 - units / all_units) if all_units else 0.0,
+        compute_utilization=busy / all_units if all_units else 0.0,
+        memory_utilization=memory / all_memory if all_memory else 0.0,
+        fairness=jain(_satisfaction(deployment)),
+    )
+
+
+def jain(values: Iterable[float]) -> float:
+    """Return Jain's fairness index (Σx)² / (n·Σx²), in [1/n, 1]; 1.0 when all are zero.
+
+    Examples
+    --------
+    >>> jain([0.5, 0.5]), jain([1.0, 0.0])
+    (1.0, 0.5)
+    """
+    numbers = list(values)
+    squares = sum(value * value for value in numbers)
+    return sum(numbers) ** 2 / (len(numbers) * squares) if squares else 1.0
+
+
+def _busy(replica: Replica) -> float:
+    if replica.predicted.utilization is not None:
+        return min(1.0, replica.predicted.utilization)
+    if not replica.predicted.throughput_rps:
+        return 0.0
+    return min(1.0, replica.rate_rps / replica.predicted.throughput_rps)
+
+
+def _satisfaction(deployment: DeploymentMap) -> list[float]:
+    goodput = dict.fromkeys(deployment.models, 0.0)
+    for *_, replica in deployment.places():
+        goodput[replica.model] = goodput.get(replica.model, 0.0) + replica.predicted.goodput_rps
+    return [goodput[name] / model.rate_rps for name, model in deployment.models.items()]

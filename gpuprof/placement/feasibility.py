@@ -15,22 +15,24 @@ from dataclasses import replace
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition, Replica
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import MEASURED, Estimate, FailedRun, Workload, classify_source
+from gpuprof.domain.estimate import MEASURED, Estimate, FailedRun, Workload, board_work, classify_source
 from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn, queue_of
 from gpuprof.errors import InputError
-from gpuprof.placement.evidence import RELATIVE_ROUNDING, Evidence, Violation, is_rounded_to
-from gpuprof.placement.map_workloads import (
+from gpuprof.placement.evidence import (
     MOST_BATCH,
+    RELATIVE_ROUNDING,
+    Evidence,
     Location,
+    Violation,
     ask_batch_series,
     ask_estimator,
+    is_rounded_to,
     list_locations,
     map_servers,
     neighbour_workloads,
     replica_workload,
     upper_ms,
 )
-from gpuprof.placement.work_check import check_work
 
 __all__ = ["Evidence", "Violation", "check", "check_layout", "find_excess_time", "find_unknown_memory"]
 
@@ -39,6 +41,8 @@ _TOLERANCE = 1e-6
 _LEAST_SHARE_PCT = 1.0  # of a GPU, MPS's minimum; of a core of a CPU
 _LEAST_LIMIT_BYTES = 1 << 20  # MPS's minimum; any runtime holds more
 _MOST_CLIENTS = 48  # of an MPS daemon, CUDA up to 13.0; separate from the policies' constant, to reveal a mistake there
+#: Rounding of predicted times, and the excess allowed to estimates beyond the measured batches.
+_ROUNDING, _BEYOND_MEASURED = 0.01, 0.25
 
 
 def check(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...]:
@@ -540,3 +544,28 @@ def _check_times(location: Location, evidence: Evidence) -> Iterator[str]:
         if not is_rounded_to(value, true):
             yield f"batch_latency_ms of {size} is {value:.4g} ms in the map but {true:.4g} ms by the estimator"
             return
+
+
+def check_work(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
+    """Yield each device whose replicas' requests take more than all of its time, by the estimator."""
+    if evidence.estimator is None:
+        return
+    for node in deployment.nodes:
+        for gpu in (g for g in node.gpus if g.device in evidence.devices):
+            work, slack = _add_work(gpu, evidence)
+            if work > 1.0 + slack:
+                detail = f"its replicas are given {work:.3g} seconds of the whole device's work a second"
+                yield Violation("rate", f"{node.name} gpu {gpu.index}", detail)
+
+
+def _add_work(gpu: Gpu, evidence: Evidence) -> tuple[float, float]:
+    """Return a device's seconds of work per second, and the tolerance; excludes unknown work."""
+    assert evidence.estimator is not None
+    seconds, slack = [], _ROUNDING
+    for partition in gpu.partitions:
+        for replica in partition.replicas:
+            work = board_work(evidence.estimator, replica.model, evidence.devices[gpu.device])
+            if work is not None:
+                seconds.append(replica.rate_rps * upper_ms(work, evidence.confidence) / 1e3)
+                slack = _BEYOND_MEASURED if work.source == MEASURED else slack
+    return math.fsum(seconds), slack

@@ -1,4 +1,4 @@
-"""Time limits of searches, and their end by Ctrl-C."""
+"""Time limits of searches, their end by Ctrl-C, and the report of an early end."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import FrameType
 
+from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.plural import count_of
 from gpuprof.machine.machine_code import working_cpu_s, working_s
+from gpuprof.placement.placement import Placement
 
 #: Maximum seconds for each granted second of processor time; waiting uses no processor time.
 _MOST_WAITED = 5.0
+#: Map entries for the causes of an early stop.
+_STOPPED, _INTERRUPTED = "time limit", "interrupt"
 
 
 class TimeUpError(Exception):
@@ -107,3 +112,38 @@ class Limit:
             return self
         left = self.seconds - seconds
         return replace(self, seconds=left, least_cpu_s=max(0.0, self.least_cpu_s * left / self.seconds))
+
+
+def name_stop(placement: Placement) -> str | None:
+    """Return the cause of a search's early end, None without an early end."""
+    if not placement.stopped:
+        return None
+    return _INTERRUPTED if is_interrupted() else _STOPPED
+
+
+def early_stop(deployment: DeploymentMap, limit_s: float | None = None) -> str | None:
+    """Return a line for a search that was stopped early, None otherwise.
+
+    ``limit_s``: the time limit in seconds, printed with its option.
+    """
+    if (stop := deployment.planned_with.stopped_by) is None:
+        return None
+    predicted, words = deployment.predicted, []
+    if predicted.lower_bound_gpus is not None:
+        is_least = predicted.gpus <= predicted.lower_bound_gpus
+        bound = (
+            "the least that any map takes" if is_least else f"and no map takes fewer than {predicted.lower_bound_gpus}"
+        )
+        words.append(f"{count_of(predicted.gpus, 'device')}, {bound}")
+    if predicted.lower_bound_cost_per_hour is not None and predicted.cost_per_hour is not None:
+        words.append(
+            f"{predicted.cost_per_hour:.4g} $/h, and none costs less than {predicted.lower_bound_cost_per_hour:.4g}"
+        )
+    if predicted.upper_bound_goodput_rps is not None:
+        words.append(
+            f"{predicted.goodput_rps:.4g} requests/s, and none serves more than {predicted.upper_bound_goodput_rps:.4g}"
+        )
+    result = "; ".join(words) or "no bound is known"
+    if limit_s is None or stop == _INTERRUPTED:
+        return f"the {stop} ended the search early: {result}"
+    return f"the {stop} of {limit_s:g} s ended the search early (--time-limit gives it longer): {result}"

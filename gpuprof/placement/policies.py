@@ -116,7 +116,7 @@ def make_policy(source: str | Policy, options: Mapping[str, str] | None = None) 
         return policy
     if name == DEFAULT:
         raise InputError(f"{name} plans for pooled queues anyway", f"leave out -O {POOLED}")
-    from gpuprof.placement.pooled_policy import PooledPolicy
+    from gpuprof.placement.pool import PooledPolicy
 
     return PooledPolicy(policy)
 

@@ -1,4 +1,4 @@
-"""The placement problem: demands, devices, estimator and queueing model."""
+"""The placement problem: demands, devices, estimator and queueing model, with the cached estimates."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.deployment import Chain, DeploymentMap, ModelFile, PlannedWith
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import NOTHING_TRIED, Estimator, TriedRuns
+from gpuprof.domain.estimate import NOTHING_TRIED, Estimate, Estimator, TriedRuns
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.sojourn import QueueModel
 from gpuprof.errors import InputError
 from gpuprof.placement.evidence import Evidence
-from gpuprof.placement.known_answers import KnownAnswers
 from gpuprof.placement.rate_limit import RateLimits
 from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
 
@@ -24,6 +23,10 @@ if TYPE_CHECKING:
 
 #: Confidence of a plan on the means of all estimates.
 MEANS = 0.0
+#: A query: the device's name, the workload and its neighbours, in order.
+Question = tuple[object, ...]
+#: Device, model, share, processes, neighbours and planning confidence.
+Series = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,32 @@ class Options:
             raise InputError(f"overhead must be at least 0 ms but got {self.overhead_ms:g}")
 
 
+@dataclass(slots=True)
+class AnswersOfOne:
+    """Cached answers of an estimator."""
+
+    estimator: Estimator  #: Kept, so that its id stays unique.
+    estimates: dict[Question, Estimate] = field(default_factory=dict)  #: Estimates by query.
+    #: Refusals by query.
+    refusals: dict[Question, InputError] = field(default_factory=dict)
+    #: Planned times of 1, 2, … requests, as far as computed.
+    times_ms: dict[Series, list[float]] = field(default_factory=dict)
+    #: Reasons why a kind of device serves none of a demand (None where it does), by the demand, the device's name and
+    #: the planning settings; the queueing model is kept beside the reason.
+    reasons: dict[tuple[object, ...], tuple[object, str | None]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class KnownAnswers:
+    """Answers by estimator; a single object serves every policy on the same problem."""
+
+    _of: dict[int, AnswersOfOne] = field(default_factory=dict)
+
+    def of(self, estimator: Estimator) -> AnswersOfOne:
+        """Return the cached answers of this estimator object, to be extended."""
+        return self._of.setdefault(id(estimator), AnswersOfOne(estimator))
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """Demands to be placed on a fleet."""
@@ -84,8 +113,8 @@ class Problem:
     limits: RateLimits = field(default_factory=RateLimits, repr=False, compare=False)
     #: Cached estimates, shared by every policy on this problem or a derived one.
     answers: KnownAnswers = field(default_factory=KnownAnswers, repr=False, compare=False)
-    #: Equivalent demands (`gpuprof.placement.alike`), by the demands and their estimator and queueing model, which are
-    #: kept beside the result; shared in the same way.
+    #: Equivalent demands (`gpuprof.placement.planned_workloads.find_alike`), by the demands and their estimator and
+    #: queueing model, which are kept beside the result; shared in the same way.
     alike: dict[object, tuple[object, Mapping[str, str]]] = field(default_factory=dict, repr=False, compare=False)
     #: Called with each better map of a search and with each better bound.
     on_progress: Callable[[Placement], None] | None = field(default=None, repr=False, compare=False)

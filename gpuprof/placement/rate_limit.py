@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gpuprof.domain.demand import Slo
-from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, ShapedQueue
+from gpuprof.domain.sojourn import LAST_LOAD, Arrivals, BatchServer, QueueModel, ShapedQueue, grid_to_load, load_to_grid
 from gpuprof.placement.limit import Limit, TimeUpError
-from gpuprof.placement.load_search import HALVED
-from gpuprof.placement.rate_bound import most_within_rps
 
 #: Relative precision, from below, at which the search for a replica's largest rate stops.
 RATE_PRECISION = 0.01
@@ -28,6 +26,10 @@ NEARLY_IDLE = 0.01
 #: Maximum relative error of the tail of a coarse simulation of Poisson requests: tails nearer to the limit are
 #: simulated finely. The largest error over 200 replicas was 7.5%.
 _COARSE_ERROR = 0.2
+#: Tolerance of probabilities: a bound must also hold for maps that keep a percentile up to rounding.
+SLACK = 1e-5
+#: Number of steps between bisections: guesses may converge from one side only.
+HALVED = 3
 
 
 @dataclass(slots=True)
@@ -191,3 +193,83 @@ def _cell(low: float, high: float, limits: _KnownRates, guess: float | None, pre
         else:
             high = middle
     return low, high
+
+
+def most_within_rps(server: BatchServer, limit_ms: float, percent: float) -> float:
+    """Return an upper bound of a replica's rate, with any neighbours, when ``percent`` of the requests are in time.
+
+    All replicas together answer ``percent`` of the requests in time, so each stands for at most its rate in time
+    divided by that part; and none serves more than its full batches.
+    """
+    throughput = max(1000.0 * n * server.processes / ms for n, ms in enumerate(server.latency_ms, 1))
+    return min(throughput, most_in_time_rps(server, limit_ms) / (percent / 100.0 - SLACK))
+
+
+def most_in_time_rps(server: BatchServer, limit_ms: float) -> float:
+    """Return an upper bound of the requests a second that a replica answers in time.
+
+    A batch of n whose time S is at most the limit answers n requests in time; by the renewal-reward theorem a process
+    answers at most n P(S <= limit) / E[S] of them.
+    """
+    throughputs = (1000.0 * n * server.processes / ms for n, ms in enumerate(server.latency_ms, 1))
+    return max(rate * part for rate, part in zip(throughputs, parts_in_time(server, limit_ms), strict=True))
+
+
+def parts_in_time(server: BatchServer, limit_ms: float) -> list[float]:
+    """Return the parts of the batches of 1, 2, … requests within the limit."""
+    left_ms, cv = limit_ms - server.overhead_ms, server.latency_cv
+    if cv < 1e-3:
+        return [float(ms <= left_ms) for ms in server.latency_ms]
+    from scipy.special import gammainc  # the import takes a third of a second, and most times do not vary
+
+    return [float(gammainc(cv**-2, max(0.0, left_ms / ms) * cv**-2)) for ms in server.latency_ms]
+
+
+def find_load(tail_ms: Callable[[float], float], limit_ms: float, guess: float) -> float:
+    """Return the largest load in time; 0.0 where the least load of the grid is late.
+
+    Only loads of `gpuprof.domain.sojourn.grid_to_load` are solved; between the last load in time and the next, the tail
+    is assumed linear in 1 / (1 - load), which also gives the next load to solve. ``tail_ms``: load, a part of the
+    capacity → time that must not exceed the limit; rises with the load; ``guess``: initial load.
+
+    Examples
+    --------
+    Where a tail is 10 ms / (1 - load), 50 ms are reached at a load of 0.8:
+
+    >>> round(find_load(lambda load: 10.0 / (1.0 - load), limit_ms=50.0, guess=0.5), 6)
+    0.8
+    """
+    tails: dict[int, float] = {}
+    low, high = -1, LAST_LOAD  # the last load is assumed late
+    index = round(load_to_grid(min(max(guess, 0.0), 0.99)))
+    while high - low > 1:
+        index = min(max(index, low + 1), high - 1)
+        tails[index] = tail_ms(grid_to_load(index))
+        if tails[index] > limit_ms:
+            high = index
+        else:
+            low = index
+        index = (low + high) // 2 if len(tails) % HALVED == 0 else _guess_index(tails, low, high, limit_ms)
+    if low < 0:
+        return 0.0
+    return grid_to_load(low) if high == LAST_LOAD else _interpolate_crossing(tails, low, high, limit_ms)
+
+
+def _guess_index(tails: Mapping[int, float], low: int, high: int, limit_ms: float) -> int:
+    """Return the index of the load up to which the tail is likely in time."""
+    if low in tails and high in tails:
+        return (
+            low + 1 if math.isinf(tails[high]) else int(load_to_grid(_interpolate_crossing(tails, low, high, limit_ms)))
+        )
+    index = low if low in tails else high
+    if math.isinf(tails[index]) or tails[index] <= 0.0:
+        return (low + high) // 2
+    stretch = max(1.0, limit_ms / tails[index] / (1.0 - grid_to_load(index)))
+    return int(load_to_grid(min(1.0 - 1.0 / stretch, grid_to_load(LAST_LOAD))))
+
+
+def _interpolate_crossing(tails: Mapping[int, float], low: int, high: int, limit_ms: float) -> float:
+    """Return the load between two solved loads at which the tail reaches the limit."""
+    first, last = (1.0 / (1.0 - grid_to_load(index)) for index in (low, high))
+    part = (limit_ms - tails[low]) / (tails[high] - tails[low])
+    return 1.0 - 1.0 / (first + (last - first) * part)

@@ -59,12 +59,6 @@ class TestOptimalOnTwoKinds(TestOptimal):
     fleet = ((sliced_device(), None), (plain_device(), None))
 
 
-@pytest.mark.slow
-class TestFairOptimal(TestOptimal):
-    def policy(self) -> Policy:
-        return Optimal(fair=True)
-
-
 class TestUsher(PolicyContract):
     def policy(self) -> Policy:
         return Usher()

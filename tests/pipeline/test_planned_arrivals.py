@@ -16,9 +16,9 @@ from gpuprof.domain.sojourn import Arrivals, BatchServer, ShapedQueue, queue_of
 from gpuprof.errors import InputError
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.pipeline.problem import make_queueing
-from gpuprof.placement.alike import find_alike
 from gpuprof.placement.contract import LinearEstimator, demand, evidence, plain_device, problem, solve_and_check
 from gpuprof.placement.feasibility import check
+from gpuprof.placement.planned_workloads import find_alike
 from gpuprof.placement.policies import make_policy
 
 SERVER = BatchServer((4.0, 5.0, 6.0, 7.0), 4, 0.0)

@@ -7,8 +7,8 @@ from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.device import Device
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.share import Share
-from gpuprof.placement.alike import find_alike
 from gpuprof.placement.contract import ExponentialQueue, plain_device
+from gpuprof.placement.planned_workloads import find_alike
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.segment import Segments
 from tests.placement.curved import CurvedEstimator

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from gpuprof.placement.contract import demand, plain_device, problem
 from gpuprof.placement.deploy import to_map
-from gpuprof.placement.early_stop import early_stop
+from gpuprof.placement.limit import early_stop
 from gpuprof.placement.optimal.optimal import Optimal
 
 GIVEN = problem([demand("a", 20.0), demand("b", 20.0)])

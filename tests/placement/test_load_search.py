@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprof.domain.sojourn import LAST_LOAD, grid_to_load, load_to_grid
-from gpuprof.placement.load_search import find_load
+from gpuprof.placement.rate_limit import find_load
 
 
 @given(guess=st.floats(0.0, 1.0), limit=st.floats(1.0, 400.0))

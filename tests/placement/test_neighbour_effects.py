@@ -11,7 +11,7 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.contract import LinearEstimator, demand, problem
 from gpuprof.placement.deploy import to_map
-from gpuprof.placement.neighbour_effects import (
+from gpuprof.placement.explanation import (
     TOGETHER,
     UNKNOWN,
     NeighbourEffect,

@@ -4,8 +4,7 @@ import pytest
 
 from gpuprof.domain.share import Share
 from gpuprof.placement.contract import demand, plain_device, problem, sliced_device
-from gpuprof.placement.deploy import to_map
-from gpuprof.placement.objective import jain, measure
+from gpuprof.placement.deploy import jain, measure, to_map
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Options
 

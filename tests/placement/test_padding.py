@@ -10,17 +10,15 @@ import pytest
 
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import MEASURED, PREDICTED, Estimate, Workload
+from gpuprof.domain.estimate import MEASURED, Estimate, Workload
 from gpuprof.domain.runtime_variant import Padding
 from gpuprof.domain.share import Share
 from gpuprof.placement.contract import LinearEstimator, demand, evidence, plain_device, problem, sliced_device
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
-from gpuprof.placement.optimal.bound_table import BoundTable
 from gpuprof.placement.policies import make_policy
+from gpuprof.placement.predict import retime_map
 from gpuprof.placement.problem import Options, Problem
-from gpuprof.placement.retime import retime_map
-from gpuprof.placement.segment import Segments
 from gpuprof.rules.padding import padded_size
 
 
@@ -94,19 +92,6 @@ def test_new_times_of_a_map_are_padded_too() -> None:
     for *_, replica in retime_map(deployment, evidence(slower), "another").places():
         assert replica.batch_latency_ms is not None
         assert replica.batch_latency_ms == pytest.approx((replica.predicted.latency_ms,) * replica.batch)
-
-
-@pytest.mark.parametrize("source", [MEASURED, PREDICTED])
-def test_no_segment_exceeds_what_bounds_allow(source: str) -> None:
-    """Bounds look at few batches of times that were predicted, which holds for padded replicas only without padding."""
-    given = _pose(source, slowdown=0.0)
-    (entry,) = given.fleet.entries
-    for wanted in given.demands:
-        segments = Segments(given, capped=False).every(wanted, entry.device)
-        bounds = BoundTable(given, [entry]).list_choices()[wanted.model]
-        for segment in segments:
-            most = max(bound.capacity_rps for bound in bounds if bound.fraction <= segment.fraction + 1e-9)
-            assert min(segment.capacity_rps, wanted.rate_rps) <= most * (1.0 + 1e-9)
 
 
 def test_a_plan_of_instances_is_accepted() -> None:

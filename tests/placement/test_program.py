@@ -14,8 +14,7 @@ from gpuprof.domain.share import Share
 from gpuprof.placement.contract import ExponentialQueue, plain_device
 from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options, Problem
-from gpuprof.placement.program import Program
-from gpuprof.placement.scaling import Columns, Vector, dual_bound, find_violated_row
+from gpuprof.placement.program import Columns, Program, Vector, dual_bound, find_violated_row
 from tests.placement.drawn_problems import Key, TableEstimator
 
 

@@ -207,17 +207,10 @@ def test_more_devices_never_lower_the_goodput(drawn: Drawn, count: int, more: in
 
 
 @FEW
-@given(drawn=LISTED, count=st.integers(1, 2), more=st.integers(1, 2), fair=st.booleans())
-def test_more_devices_never_lower_the_goodput_or_the_least_served_where_all_is_listed(
-    drawn: Drawn, count: int, more: int, fair: bool
-) -> None:
-    few, many = (solve_and_check(Optimal(fair), drawn.on({"cores": n}))[0] for n in (count, count + more))
-    demanded_rps = {f"m{i}": rate for i, (rate, *_) in enumerate(drawn.asked)}
-    if fair:
-        worst = [max((u.rate_rps / demanded_rps[u.model] for u in plan.unplaced), default=0.0) for plan in (few, many)]
-        assert worst[1] <= worst[0] + 2e-3
-    else:
-        assert missing(many) <= missing(few) + 1e-3 * sum(demanded_rps.values())
+@given(drawn=LISTED, count=st.integers(1, 2), more=st.integers(1, 2))
+def test_more_devices_never_lower_the_goodput_where_all_is_listed(drawn: Drawn, count: int, more: int) -> None:
+    few, many = (solve_and_check(Optimal(), drawn.on({"cores": n}))[0] for n in (count, count + more))
+    assert missing(many) <= missing(few) + 1e-3 * sum(rate for rate, *_ in drawn.asked)
 
 
 def costs(drawn: Drawn, names: tuple[str, ...], looser: float) -> tuple[float, float]:

@@ -6,7 +6,7 @@ from gpuprof.errors import InputError
 from gpuprof.pipeline.planning import plan_map
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem
 from gpuprof.placement.policies import make_policy
-from gpuprof.placement.size_limit import MOST_DEVICES, refuse_oversized
+from gpuprof.placement.search_space import MOST_DEVICES, refuse_oversized
 
 #: 100 requests/s on the whole device at any batch, whatever share.
 SLOW = LinearEstimator(start_ms=0.0, each_ms=10.0, interval=0.0)

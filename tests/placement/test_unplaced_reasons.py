@@ -8,10 +8,9 @@ from gpuprof.domain.estimate import Estimate, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem
-from gpuprof.placement.known_answers import KnownAnswers
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
-from gpuprof.placement.problem import Options
+from gpuprof.placement.problem import KnownAnswers, Options
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import NO_TIME, explain_unplaced, with_reasons

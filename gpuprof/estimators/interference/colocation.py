@@ -198,14 +198,6 @@ class Colocations:
                 return _slow_figure(alone, factor, source, model.low**_BEYOND, model.high**_BEYOND)
         return _widen_unknown(alone)
 
-    def slow_any(self, alone: Figure, device: Device) -> Figure:
-        """Return a lower bound on the latency from `beside` for a workload on a part of the SMs, for any neighbours.
-
-        It is the latency without neighbours if the device has data on interference, else the latency widened for
-        unknown neighbours.
-        """
-        return alone if device.name in self._slowdowns or self.rank_models(device) else _widen_unknown(alone)
-
     def has_seen(self, device: Device, model: str) -> bool:
         """Return whether ``model`` took part in a co-location on ``device``."""
         return model in self._names.get(device.name, ())

@@ -3,9 +3,12 @@
 The random numbers are fixed, so that the result is a function of its arguments, and neighbouring arguments give
 comparable results. A plain simulation would need millions of requests near capacity, because a backlog persists for
 thousands of batches. So requests with gamma gaps are stratified by the backlog of a single server with all replicas'
-capacity and full batches only, whose law is known exactly (`batch_backlog`): the simulation only estimates the
+capacity and full batches only, whose law is known exactly (`batch_chain`): the simulation only estimates the
 requests' times *given* that backlog, which vary little and are forgotten within a few batches. Other arrival processes
 are simulated for longer instead.
+
+The server's own rules, `gpuprof.rules.routing` and `gpuprof.rules.batching`, decide the replica of a request and the
+size of a batch; numba compiles them.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +26,11 @@ from scipy.special import gammainccinv, gammaincinv, ndtr, ndtri
 
 from gpuprof.domain.arrival_process import MmppArrivals, RecordedArrivals, scale_to_rate
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPart, Sojourn
-from gpuprof.estimators.queueing import pool_kernel
-from gpuprof.estimators.queueing.batch_backlog import Backlog, backlog_law, limit_threads
+from gpuprof.estimators.queueing.batch_chain import Backlog, backlog_law, limit_threads
 from gpuprof.estimators.queueing.scaling import pair_quantiles, scale_server, scale_sojourn
+from gpuprof.machine.machine_code import compile_untimed
+from gpuprof.rules.batching import batch_size_now
+from gpuprof.rules.routing import decay_count, expect_rows, finish_ms, forecast_joining
 
 Array = NDArray[Any]
 #: Kinds of replicas and their counts.
@@ -56,6 +61,15 @@ _STRATA = np.concatenate([np.linspace(0.04, 0.96, 24), 1.0 - np.geomspace(0.03, 
 _PROBABILITIES = np.unique(
     np.concatenate([np.linspace(0.0, 0.95, 77), 1.0 - np.geomspace(0.05, 1e-5, 36), [0.9, 0.99, 0.999, 0.9999]])
 )
+#: A row of an array, which the rules take for a sequence of numbers.
+Row = Any
+
+#: Range of the standard normal scores at which the quantiles of a law are tabulated, and number of entries per score.
+SCORE_REACH = 5.5
+ENTRIES_PER_SCORE = 40
+ENTRIES = int(2 * SCORE_REACH * ENTRIES_PER_SCORE) + 1
+
+_NEVER = np.inf
 
 
 def solve_pool(arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
@@ -106,7 +120,7 @@ def _simulate(arrivals: Arrivals, kinds: Kinds, coarse: bool) -> tuple[ServedPar
     arrivals_ms = _draw_arrivals(arrivals, settling + requests)
     group = min(group, len(arrivals_ms))
     groups = len(arrivals_ms) // group
-    draws = pool_kernel.Draws(*_draw_scores(), group)
+    draws = Draws(*_draw_scores(), group)
     law, cv = None, _mean_cv(kinds)
     if arrivals.process is None:
         law = _scaled_backlog(float(f"{arrivals.rate_rps * group / capacity:.6g}"), arrivals.scv, group, round(cv, 4))
@@ -119,9 +133,9 @@ def _simulate(arrivals: Arrivals, kinds: Kinds, coarse: bool) -> tuple[ServedPar
         strata = labels[np.minimum((backlog / mean / law.step + 0.5).astype(np.int64), len(labels) - 1)]
         law = Backlog(law.step * mean, law.mass)
     replicas = _tabulate(kinds)
-    state = pool_kernel.new_state(replicas, len(arrivals_ms), group)
+    state = new_state(replicas, len(arrivals_ms), group)
     spent, served_by = np.empty(len(arrivals_ms)), np.zeros(len(arrivals_ms), np.int64)
-    pool_kernel.serve(replicas, state, draws, arrivals_ms, spent, served_by)
+    _compile_serve()(replicas, state, draws, arrivals_ms, spent, served_by)
     begin = min(settling // group, groups // 2)
     part = slice(begin * group, groups * group)
     times = _weigh(spent[part], served_by[part], group, strata[begin:], mass, len(kinds))
@@ -200,7 +214,7 @@ def _tabulate(kinds: Kinds) -> Any:
     running = [laws.setdefault((1.0, server.latency_cv), len(laws)) for _, server in servers]
     rested = [laws.setdefault((server.pause_factor, server.pause_cv or 0.0), len(laws)) for _, server in servers]
     processes = [server.processes for _, server in servers]
-    return pool_kernel.Replicas(
+    return Replicas(
         means,
         np.array([server.batch for _, server in servers]),
         np.array([server.max_wait_ms for _, server in servers], np.float64),
@@ -305,8 +319,8 @@ def _quantiles_of(times: _Times, below: Array, law: Backlog | None) -> Array:
 
 @cache
 def _quantiles(scv: float) -> Array:
-    """Return the quantiles of a gamma law of mean 1 at the standard normal scores of `pool_kernel`."""
-    scores = np.linspace(-pool_kernel.SCORE_REACH, pool_kernel.SCORE_REACH, pool_kernel.ENTRIES)
+    """Return the quantiles of a gamma law of mean 1 at the standard normal scores of the table."""
+    scores = np.linspace(-SCORE_REACH, SCORE_REACH, ENTRIES)
     if scv < 1e-8:
         return np.ones(len(scores))
     half = len(scores) // 2
@@ -317,7 +331,7 @@ def _quantiles(scv: float) -> Array:
 
 def _value_at(law: Array, scores: Array) -> Array:
     """Return the quantiles at standard normal scores."""
-    return np.interp(scores, np.linspace(-pool_kernel.SCORE_REACH, pool_kernel.SCORE_REACH, len(law)), law)
+    return np.interp(scores, np.linspace(-SCORE_REACH, SCORE_REACH, len(law)), law)
 
 
 @cache
@@ -329,3 +343,253 @@ def _draw_scores() -> tuple[Array, Array]:
     groups = np.random.default_rng(_SEED + 1).standard_normal(_SCORES, np.float32)
     even = ndtri((np.arange(1, _SCORES + 1) * 0.6180339887498949) % 1.0).astype(np.float32)
     return groups, even
+
+
+class Replicas(NamedTuple):
+    """Constants of the pool: K replicas of batches up to B, P processes in all, Q laws of service times."""
+
+    means: Array  #: Shape (K, B). Mean time of a batch of 1, 2, … requests.
+    #: ``batch``, ``max_wait``, ``kind``: Shape (K,). ``kind``: replicas of the same kind are reported together.
+    batch: Array
+    max_wait: Array
+    kind: Array
+    first: Array  #: Shape (K + 1,). First process of each replica.
+    owner: Array  #: Shape (P,).
+    #: ``running``, ``rested``: Shape (K,). Rows of ``laws``: for a batch directly after another, and for a batch on an
+    #: idle process.
+    running: Array
+    rested: Array
+    laws: Array  #: Shape (Q, ENTRIES). Quantiles of a service time over its mean, by standard normal score.
+
+
+class PoolState(NamedTuple):
+    """Mutable state; times are absolute, and infinite without a pending event."""
+
+    #: ``waiting``, ``head``, ``tail``, ``free``: Shape (K,). Number of queued requests, the first and the last of them,
+    #: and idle processes.
+    waiting: Array
+    head: Array
+    tail: Array
+    free: Array
+    #: ``timer``, ``finish``, ``delay``: Shape (K,). End of the oldest request's batching delay; the expected answer of
+    #: a request that joins now is at the later of ``finish`` and now + ``delay``.
+    timer: Array
+    finish: Array
+    delay: Array
+    #: ``done``, ``expected``, ``freed``: Shape (P,). Actual and expected end of a process's batch; start of its idle
+    #: time.
+    done: Array
+    expected: Array
+    freed: Array
+    next: Array  #: Shape (N,). Successor of each request in its queue.
+    used: Array  #: Shape (groups,). Whether the service time drawn for a group of requests was used.
+    counts: Array  #: Shape (2,). Number of further service times drawn, and the router's rotation counter.
+    #: ``busy``, ``batches``: Shape (K,). Total time and number of batches.
+    busy: Array
+    batches: Array
+    spare: Array  #: Shape (P,). Working memory: compiled code allocates no arrays.
+    #: ``recent``, ``counted``: Shape (K,). Arrivals as `gpuprof.rules.routing.decay_count` leaves them, and the time of
+    #: the last.
+    recent: Array
+    counted: Array
+    joining: Array  #: Shape (K,). Expected number of requests in the next batch.
+
+
+class Draws(NamedTuple):
+    """Random numbers."""
+
+    groups: Array  #: Standard normal scores for each group of requests; from the end on for further batches of a group.
+    even: Array  #: Evenly spread scores for the reported times.
+    group: int  #: Number of requests per group.
+
+
+def new_state(replicas: Replicas, requests: int, group: int) -> PoolState:
+    """Return idle replicas with space for ``requests`` requests."""
+    count, processes = len(replicas.batch), len(replicas.owner)
+    return PoolState(
+        waiting=np.zeros(count, np.int64),
+        head=np.zeros(count, np.int64),
+        tail=np.zeros(count, np.int64),
+        free=np.diff(replicas.first),
+        timer=np.full(count, _NEVER),
+        finish=np.zeros(count),
+        delay=replicas.means[:, 0].copy(),
+        done=np.full(processes, _NEVER),
+        expected=np.zeros(processes),
+        freed=np.zeros(processes),
+        next=np.zeros(requests, np.int64),
+        used=np.zeros(requests // group + 1, np.bool_),
+        counts=np.zeros(2, np.int64),
+        busy=np.zeros(count),
+        batches=np.zeros(count, np.int64),
+        spare=np.zeros(processes),
+        recent=np.zeros(count),
+        counted=np.zeros(count),
+        joining=np.zeros(count, np.int64),
+    )
+
+
+def value_at(law: Array, score: float) -> Any:
+    """Return the quantile of a law at a standard normal score."""
+    place = (score + SCORE_REACH) * ENTRIES_PER_SCORE
+    cell = min(max(int(place), 0), ENTRIES - 2)
+    return law[cell] + (law[cell + 1] - law[cell]) * min(max(place - cell, 0.0), 1.0)
+
+
+def _rank(replicas: Replicas, state: PoolState, arrived: Array, replica: int, now: float) -> None:
+    """Record the expected answer of a request that joins a replica, by the router's rule."""
+    if len(state.finish) == 1:
+        return  # a single replica leaves no choice
+    begin, end = replicas.first[replica], replicas.first[replica + 1]
+    busy: Row = state.spare[: end - begin]
+    latency: Row = replicas.means[replica, : replicas.batch[replica]]
+    limit, waiting, waited = replicas.max_wait[replica], state.waiting[replica], 0.0
+    for i in range(end - begin):
+        busy[i] = max(0.0, state.expected[begin + i] - now)
+    if waiting > 0:
+        waited = now - arrived[state.head[replica]]
+    rows = expect_rows(waiting, 0 if state.free[replica] > 0 else state.joining[replica], len(latency))
+    state.finish[replica] = now + finish_ms(waiting, waited, busy, rows, latency, limit)
+    for i in range(end - begin):
+        busy[i] = 0.0
+    # Limit of the expected time, relative to now, once batches are overdue and the oldest request has waited.
+    state.delay[replica] = finish_ms(waiting, limit, busy, rows, latency, limit)
+
+
+def _choose(state: PoolState, now: float) -> int:
+    """Return the replica with the earliest expected answer; ties in rotation."""
+    count = len(state.finish)
+    if count == 1:
+        return 0
+    state.counts[1] += 1
+    best, equal = _NEVER, 0
+    for j in range(count):
+        value = max(state.finish[j], now + state.delay[j])
+        if value < best:
+            best, equal = value, 0
+        if value == best:
+            equal += 1
+    remaining = state.counts[1] % equal
+    for j in range(count):
+        if max(state.finish[j], now + state.delay[j]) == best:
+            if remaining == 0:
+                return j
+            remaining -= 1
+    return 0
+
+
+def _start(
+    replicas: Replicas,
+    state: PoolState,
+    draws: Draws,
+    arrived: Array,
+    spent: Array,
+    replica: int,
+    size: int,
+    now: float,
+) -> None:
+    """Give the oldest ``size`` requests of a replica to its first idle process."""
+    process = replicas.first[replica]
+    while state.done[process] < _NEVER:
+        process += 1
+    request = state.head[replica]
+    group = request // draws.group
+    if state.used[group]:  # each group's number is drawn once at most
+        state.counts[0] += 1
+        score = draws.groups[-state.counts[0] & (len(draws.groups) - 1)]
+    else:
+        score = draws.groups[group & (len(draws.groups) - 1)]
+        state.used[group] = True
+    law = replicas.laws[replicas.rested[replica] if now > state.freed[process] else replicas.running[replica]]
+    mean = replicas.means[replica, size - 1]
+    service = mean * value_at(law, score)
+    if len(state.finish) > 1:  # the forecast is for the router's choice
+        batch, processes = replicas.batch[replica], replicas.first[replica + 1] - replicas.first[replica]
+        latency: Row = replicas.means[replica, :batch]
+        recent = decay_count(state.recent[replica], now - state.counted[replica], latency[batch - 1])
+        state.joining[replica] = forecast_joining(recent, mean, latency, processes, 0.0, np.inf)
+    for _ in range(size):
+        # Service and wait are independent: for the reported times each request has a service time of its own, evenly
+        # spread over the law, since batches alone would sample the tail too rarely.
+        spent[request] = now - arrived[request] + mean * value_at(law, draws.even[request & (len(draws.even) - 1)])
+        request = state.next[request]
+    state.head[replica] = request
+    state.waiting[replica] -= size
+    state.free[replica] -= 1
+    state.done[process], state.expected[process] = now + service, now + mean
+    state.busy[replica] += service
+    state.batches[replica] += 1
+
+
+def _dispatch(
+    replicas: Replicas, state: PoolState, draws: Draws, arrived: Array, spent: Array, replica: int, now: float
+) -> None:
+    """Start the batches that the rule allows, and set the timer for the next."""
+    state.timer[replica] = _NEVER
+    limit = replicas.max_wait[replica]
+    while state.free[replica] > 0 and state.waiting[replica] > 0:
+        oldest = arrived[state.head[replica]]
+        waited = limit if now >= oldest + limit else now - oldest
+        size = batch_size_now(state.waiting[replica], replicas.batch[replica], waited, limit)
+        if size == 0:
+            state.timer[replica] = oldest + limit
+            break
+        _start(replicas, state, draws, arrived, spent, replica, size, now)
+    _rank(replicas, state, arrived, replica, now)
+
+
+def _soonest(state: PoolState) -> tuple[int, float]:
+    """Return the process that ends first, or -1 - j for the replica j whose timer ends first, with the time."""
+    event, when = 0, _NEVER
+    for p in range(len(state.done)):
+        if state.done[p] < when:
+            event, when = p, state.done[p]
+    for j in range(len(state.timer)):
+        if state.timer[j] < when:
+            event, when = -1 - j, state.timer[j]
+    return event, when
+
+
+def _serve(replicas: Replicas, state: PoolState, draws: Draws, arrived: Array, spent: Array, kinds: Array) -> None:
+    """Serve the arrivals; fill ``spent`` with the requests' times and ``kinds`` with their replicas' kinds."""
+    event, when = 0, _NEVER
+    for i in range(len(arrived) + 1):
+        # The additional iteration after the last arrival serves the remaining queue.
+        until = arrived[i] if i < len(arrived) else 1e300
+        while when <= until:
+            replica = -1 - event
+            if event >= 0:
+                replica = replicas.owner[event]
+                state.done[event] = _NEVER
+                state.freed[event] = state.expected[event] = when
+                state.free[replica] += 1
+            _dispatch(replicas, state, draws, arrived, spent, replica, when)
+            event, when = _soonest(state)
+        if i == len(arrived):
+            break
+        chosen = _choose(state, until)
+        kinds[i] = replicas.kind[chosen]
+        if state.waiting[chosen] == 0:
+            state.head[chosen] = i
+        else:
+            state.next[state.tail[chosen]] = i
+        state.tail[chosen] = i
+        state.waiting[chosen] += 1
+        if len(state.finish) > 1:
+            full = replicas.means[chosen, replicas.batch[chosen] - 1]
+            state.recent[chosen] = 1.0 + decay_count(state.recent[chosen], until - state.counted[chosen], full)
+            state.counted[chosen] = until
+        if state.free[chosen] > 0:
+            _dispatch(replicas, state, draws, arrived, spent, chosen, until)
+            event, when = _soonest(state)
+        else:
+            _rank(replicas, state, arrived, chosen, until)
+
+
+@cache
+def _compile_serve() -> Any:
+    return compile_untimed(_run)  # takes seconds, once on a machine
+
+
+def _run(replicas: Replicas, state: PoolState, draws: Draws, arrived: Array, spent: Array, kinds: Array) -> None:
+    _serve(replicas, state, draws, arrived, spent, kinds)

@@ -22,8 +22,7 @@ from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.placement.optimal.memory_grid import is_binding
-from gpuprof.placement.optimal.pattern import SPACE, PartitionKind, share_units
+from gpuprof.placement.optimal.pattern import SPACE, PartitionKind, is_binding, share_units
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.search_space import SHARE_STEP
 from gpuprof.placement.segment import Segment, Segments

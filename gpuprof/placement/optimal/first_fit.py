@@ -14,8 +14,8 @@ from gpuprof.domain.estimate import batch_times
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.placement.bin import FleetBins
 from gpuprof.placement.cover import cheapest_cover, make_cost
-from gpuprof.placement.fleet_bins import FleetBins
 from gpuprof.placement.placement import PlacedGpu
 from gpuprof.placement.planned_workloads import planned_ms
 from gpuprof.placement.problem import Problem

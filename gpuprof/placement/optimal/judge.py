@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from gpuprof.errors import InputError
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.optimal.incumbent import objective_value, unfairness
+from gpuprof.placement.optimal.bounds import sum_prices
 from gpuprof.placement.placement import TOLERANCE, PlacedGpu, Placement
 from gpuprof.placement.pool import Gpus, Pools, drop_idle_replicas
 from gpuprof.placement.problem import Problem
@@ -22,13 +22,20 @@ class Judge:
 
     problem: Problem
     segments: Segments  #: Of the same problem, for replicas with streams of their own.
-    is_pooled: bool  #: Whether the replicas of a model have one queue.
-    fair: bool  #: As in `gpuprof.placement.optimal.optimal.Optimal`.
     limit: Limit
     _pools: Pools = field(init=False)
 
     def __post_init__(self) -> None:
         self._pools = Pools(self.problem, self.segments)
+
+    @property
+    def is_pooled(self) -> bool:
+        """Return whether the replicas of a model have one queue; with a latency budget they have separate streams."""
+        return self.problem.options.latency_budget is None
+
+    def rank(self, placement: Placement) -> tuple[tuple[float, ...], float]:
+        """Return the key by which maps are compared: less is better."""
+        return rank_map(self.problem, placement)
 
     def settle(self, gpus: Gpus, method: str, *, is_rough: bool = False) -> Placement:
         """Return the map with the rates that its replicas serve, up to the demanded ones, without idle devices.
@@ -143,12 +150,6 @@ class Judge:
             for partition in gpu.partitions
         )
 
-    def rank(self, placement: Placement) -> tuple[object, ...]:
-        """Return the key by which maps are compared: less is better."""
-        if self.fair and placement.unplaced:
-            return True, *unfairness(self.problem, placement)
-        return bool(placement.unplaced) and self.fair, *objective_value(self.problem, placement)
-
 
 def _idle_replica(gpus: Gpus, g: int, p: int, r: int) -> Gpus:
     """Return the devices with a replica that serves nothing."""
@@ -156,3 +157,20 @@ def _idle_replica(gpus: Gpus, g: int, p: int, r: int) -> Gpus:
     replicas = tuple(replace(old, rate_rps=0.0) if i == r else old for i, old in enumerate(partition.replicas))
     partitions = tuple(replace(part, replicas=replicas) if i == p else part for i, part in enumerate(gpu.partitions))
     return (*gpus[:g], replace(gpu, partitions=partitions), *gpus[g + 1 :])
+
+
+def rank_map(problem: Problem, placement: Placement) -> tuple[tuple[float, ...], float]:
+    """Return the unserved rates and the cost: less is better."""
+    return _unserved_by_priority(problem, placement), round(sum_prices(problem, placement.gpus), 9)
+
+
+def _unserved_by_priority(problem: Problem, placement: Placement) -> tuple[float, ...]:
+    """Return the unserved rates, by falling priority, to a millionth of the rates; below its floor all is unserved."""
+    levels = sorted({demand.priority for demand in problem.demands}, reverse=True)
+    missing = dict.fromkeys(levels, 0.0)
+    for unplaced in placement.unplaced:
+        demand = problem.demand(unplaced.model)
+        is_below_minimum = demand.rate_rps - unplaced.rate_rps < (demand.min_goodput_rps or 0.0) * (1.0 - 1e-9)
+        missing[demand.priority] += demand.rate_rps if is_below_minimum else unplaced.rate_rps
+    total = sum(demand.rate_rps for demand in problem.demands)
+    return tuple(round(missing[level] / total, 6) for level in levels)

@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 
-from gpuprof.placement.limit import Limit
-from gpuprof.placement.optimal.incumbent import raise_by_work
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.placement.limit import Limit, TimeUpError
+from gpuprof.placement.optimal.bounds import (
+    TimeBounds,
+    bound_by_classes,
+    bound_by_time,
+    clip_bounds,
+    is_proven_optimal,
+    list_prices,
+    raise_bounds,
+    raise_by_work,
+    sum_prices,
+)
+from gpuprof.placement.optimal.candidates import CandidateSegments, Choices, with_least_memory
+from gpuprof.placement.optimal.cutting_stock import CuttingStock
+from gpuprof.placement.optimal.first_fit import can_serve, list_single_kinds, place_first_fit, rank_kinds
+from gpuprof.placement.optimal.judge import Judge
+from gpuprof.placement.optimal.kept_map import KeptMap
+from gpuprof.placement.optimal.local_search import LocalSearch
 from gpuprof.placement.optimal.measured_first import restrict_to_measured
-from gpuprof.placement.optimal.search import Search
+from gpuprof.placement.optimal.partition_planner import PartitionPlanner
+from gpuprof.placement.optimal.program_plan import bound_goodput, plan_by_program
+from gpuprof.placement.optimal.restricted_master import group_demands
+from gpuprof.placement.optimal.shared_workers import list_shareable, share_workers
 from gpuprof.placement.placement import Placement
+from gpuprof.placement.pool import Gpus
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.time_sharing import list_shareable, share_workers
-from gpuprof.placement.unplaced_reasons import with_reasons
+from gpuprof.placement.program import EXACT
+from gpuprof.placement.rate_limit import RATE_PRECISION
+from gpuprof.placement.segment import PooledSegments, Segments
+from gpuprof.placement.unplaced_reasons import with_reasons, with_unplaced
+
+#: Maximum number of programs for demands whose replicas are together too slow.
+_MOST_REPAIRS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +54,16 @@ class Optimal:
     possible is served, higher priorities first, at the least cost. A first fit on one kind of device gives a map at
     once. The program ignores neighbours, so its map and a map of patterns with neighbours (`CuttingStock`) are improved
     by a local search that sees neighbours and pools. The search ends where a map costs no more than the lower bound,
-    which holds for every map in the `SearchSpace`, which all policies obey. Spare capacity goes to the least certain
-    estimates (`SpareCapacity`), and running replicas stay where an equally good map allows.
+    which holds for every map in the `SearchSpace`, which all policies obey. Running replicas stay where an equally good
+    map allows.
     """
-
-    #: Serve the least-served demand first where not everything can be served: maximise the smallest served fraction,
-    #: then the goodput.
-    fair: bool = False
-    #: Assume a router that gives a request to the replica that answers first. Otherwise every replica is planned with a
-    #: Poisson stream of its own, which takes more devices.
-    pooled: bool = True
 
     def place(self, problem: Problem) -> Placement:
         """Return the placement; see `gpuprof.placement.policies.Policy`.
 
         Maps of measured figures alone come first: extrapolated shares are only used where they make a cheaper map.
         """
-        limit, incumbent = Limit(problem.options.time_limit_s), None
+        limit, start = Limit(problem.options.time_limit_s), None
         limit = limit.with_least((limit.seconds or 0.0) / 2.0)  # where other programs occupy the processors
         is_shared = bool(list_shareable(problem))
         search_limit = limit.keeping((limit.seconds or 0.0) / 4.0) if is_shared else limit
@@ -47,15 +71,274 @@ class Optimal:
         measured = None if problem.previous is not None else restrict_to_measured(plain_problem)
         if measured is not None:
             first_limit = search_limit.keeping((search_limit.seconds or 0.0) / 2.0)
-            incumbent = self._make_search(measured, first_limit, with_bound=False).find_map()
-        start = None if incumbent is None or incumbent.unplaced else incumbent
-        # Bounds of maps without shared workers do not hold with them.
-        incumbent = self._make_search(plain_problem, search_limit, start, with_bound=not is_shared).find_map()
-        incumbent = raise_by_work(problem, share_workers(problem, incumbent, limit))
+            start = Search(measured, first_limit).find_map()
+        search = Search(plain_problem, search_limit, None if start is None or start.unplaced else start)
+        incumbent = search.find_map()
+        if is_shared:
+            least_price = min(entry.price_per_hour for entry in problem.fleet.entries)
+            bounds = search.time_bounds or TimeBounds(1, least_price, None)
+            incumbent = raise_by_work(problem, share_workers(problem, incumbent, bounds, limit))
         return with_reasons(problem, incumbent, limit)
 
-    def _make_search(
-        self, problem: Problem, limit: Limit, start: Placement | None = None, *, with_bound: bool
-    ) -> Search:
-        is_pooled = self.pooled and problem.options.latency_budget is None
-        return Search(problem, limit, is_pooled=is_pooled, fair=self.fair, start=start, with_bound=with_bound)
+
+@dataclass(slots=True)
+class Search:
+    """Searches the map of a problem."""
+
+    problem: Problem
+    limit: Limit
+    start: Placement | None = None  #: A map of all demands to begin with, in place of a first fit.
+    #: Bounds of maps with shared workers, and of any map under the queueing model; None before they are known.
+    time_bounds: TimeBounds | None = None
+    _judge: Judge = field(init=False)
+    _best: Placement = field(init=False)
+
+    def find_map(self) -> Placement:
+        """Return the best map found in time, with its bounds."""
+        problem, segments = self.problem, self._make_segments(self.problem)
+        first_models = {segments.first_alike(demand.model) for demand in problem.demands}
+        servable = {model for model in first_models if can_serve(problem, segments, problem.demand(model))}
+        able = [demand for demand in problem.demands if segments.first_alike(demand.model) in servable]
+        if not able:
+            return with_unplaced(problem, segments, Placement("optimal", (), (), 0, 0.0))
+        if len(able) < len(problem.demands):
+            self.problem = replace(problem, demands=tuple(able), alike={})
+        self._judge = Judge(self.problem, Segments(self.problem), self.limit)
+        self._best = self._place_first()
+        self._report_progress()
+        with self.problem.limits.until(self.limit), suppress(TimeUpError):
+            if self._is_queued or list_shareable(problem):
+                self.time_bounds = bound_by_time(problem)
+                self._best = self.time_bounds.add_to(self._best)
+                self._report_progress()
+            self._search()
+        with self.problem.limits.until(self.limit), suppress(TimeUpError):
+            self._finish()
+        placement = clip_bounds(self.problem, raise_by_work(self.problem, self._best))
+        stopped = self.limit.is_over and not is_proven_optimal(self.problem, placement)
+        if not placement.unplaced and self._is_counted:
+            placement = replace(placement, upper_bound_goodput_rps=math.fsum(demand.rate_rps for demand in able))
+        return with_unplaced(problem, self._judge.segments, replace(placement, stopped=stopped))
+
+    def _make_segments(self, problem: Problem) -> Segments:
+        return PooledSegments(problem) if self._is_queued else Segments(problem)
+
+    def _place_first(self) -> Placement:
+        """Return the cheapest first fit on a single kind of device, or on a counted fleet on all kinds."""
+        best = self.start
+        kinds = () if best is not None else list_single_kinds(self.problem, self._make_segments(self.problem))
+        for cost, problem in kinds:
+            if best is not None and not best.unplaced and cost >= sum_prices(self.problem, best.gpus):
+                continue
+            segments = self._make_segments(problem)
+            first_fit = partial(place_first_fit, problem, segments)
+            for placement in self._repair(segments, "first fit", first_fit, Limit(None)):
+                if best is None or self._judge.rank(placement) < self._judge.rank(best):
+                    best = placement
+        assert best is not None
+        best = self._settle_exactly(best)
+        return replace(best, lower_bound_gpus=1, lower_bound_cost_per_hour=min(list_prices(self._entries).values()))
+
+    @property
+    def _is_queued(self) -> bool:
+        """Whether the replicas of a model have one queue; with a latency budget, each has its own stream."""
+        return self.problem.options.latency_budget is None
+
+    @property
+    def _entries(self) -> Sequence[FleetEntry]:
+        return self.problem.fleet.entries
+
+    @property
+    def _is_done(self) -> bool:
+        return is_proven_optimal(self.problem, raise_by_work(self.problem, self._best))
+
+    def _search(self) -> None:
+        """Improve the map and raise the bound until both meet."""
+        if self._is_done:
+            return
+        self._search_likely_kinds()
+        problem = self._narrow()
+        segments = self._make_segments(problem)
+        offers = CandidateSegments(problem, segments)
+        starts = [self._best]
+        for placement in self._list_maps(offers, planner := PartitionPlanner(problem, segments)):
+            self._keep(placement)
+            starts.append(placement)
+            if self._is_done:
+                return
+        local_search = LocalSearch(problem, planner, self._judge.accept, self.limit)
+        kinds = {entry.device.name for entry in problem.fleet.entries}
+        feasible = [start for start in starts if kinds.issuperset(gpu.device for gpu in start.gpus)]
+        ranking = sorted(feasible, key=self._judge.rank)
+        for start in ranking[:2] if self._is_queued else ranking:
+            for gpus in local_search.improve(start.gpus):
+                self._keep(self._judge.settle(gpus, "local search"))
+                if self._is_done:
+                    return
+
+    def _list_maps(self, offers: CandidateSegments, planner: PartitionPlanner) -> Iterator[Placement]:
+        """Yield maps of undivided partitions, of patterns with neighbours, and of the program without neighbours.
+
+        Under the queueing model the program comes before the patterns, each of which takes queues beside neighbours.
+        """
+        yield from self._run_program(offers, offers.list_undivided)
+        if self._is_queued:
+            yield from self._run_program(offers, offers.list_choices)
+        choices, is_partial = offers.list_choices(), self._is_counted and bool(self._best.unplaced)
+        kept_s = (self.limit.left_s or 0.0) / (2.0 if self._is_queued else 4.0)
+        stock = CuttingStock(offers.problem, planner, choices, self.limit.keeping(kept_s), is_partial).place()
+        if stock is not None:
+            yield self._judge.settle(stock, "patterns of replicas")
+        if not self._is_queued:
+            yield from self._run_program(offers, offers.list_choices, is_every=True)
+
+    def _halve_limit(self) -> Limit:
+        """Return a limit at half of the time left."""
+        return self.limit.keeping((self.limit.left_s or 0.0) / 2.0)
+
+    def _keep(self, placement: Placement) -> None:
+        """Make a map the incumbent if it is better."""
+        if self._judge.rank(placement) < self._judge.rank(best := self._best):
+            placement = self._settle_exactly(placement)
+        if self._judge.rank(placement) < self._judge.rank(best):
+            self._best = replace(best, gpus=placement.gpus, unplaced=placement.unplaced, found_by=placement.found_by)
+            self._report_progress()
+
+    def _settle_exactly(self, placement: Placement) -> Placement:
+        """Return the map with exact rates where it does not serve everything."""
+        if not placement.unplaced or self._is_counted:
+            return placement
+        return self._judge.settle(placement.gpus, placement.found_by or "")
+
+    def _narrow(self) -> Problem:
+        """Return the problem on the kinds of devices that may make a cheaper map.
+
+        A map with a device that costs as much as the incumbent is no cheaper. Under the queueing model, kinds whose
+        guessed cost for all demands is not less are left out too.
+        """
+        if self._best.unplaced:
+            return self.problem
+        cost = sum_prices(self.problem, self._best.gpus)
+        entries = self._list_cheaper()
+        if self._is_queued and len(entries) > 1:
+            ranking = rank_kinds(self.problem, self._judge.segments)
+            likely = {entry.device.name for estimate, entry in ranking if estimate < cost}
+            entries = [entry for entry in entries if entry.count is not None or entry.device.name in likely]
+        if len(entries) in (0, len(self._entries)):
+            return self.problem
+        return replace(self.problem, fleet=Fleet(tuple(entries)), alike={})
+
+    def _search_likely_kinds(self) -> None:
+        """Search the maps of the two likely cheapest kinds alone, each within a third of the time left."""
+        if len(self._entries) < 2 or self._best.unplaced or self._is_counted or self.problem.previous is not None:
+            return
+        ranking = rank_kinds(self.problem, self._judge.segments)
+        for guess, entry in [pair for pair in ranking if pair[1].count is None][:2]:
+            if guess < sum_prices(self.problem, self._best.gpus) * (1.0 - EXACT) and not self.limit.is_over:
+                problem = replace(self.problem, fleet=Fleet((entry,)), alike={})
+                limit = self.limit.keeping(2.0 * (self.limit.left_s or 0.0) / 3.0)
+                self._keep(Search(problem, limit).find_map())
+
+    def _list_cheaper(self) -> list[FleetEntry]:
+        """Return the kinds with a device cheaper than the whole incumbent."""
+        cost = sum_prices(self.problem, self._best.gpus)
+        return [entry for entry in self._entries if entry.price_per_hour < cost * (1.0 - EXACT)]
+
+    @property
+    def _is_counted(self) -> bool:
+        return all(entry.count is not None for entry in self._entries)
+
+    def _raise_cost_bound(self, bound: float) -> None:
+        self._best = raise_bounds(self.problem, self._best, bound)
+        self._report_progress()
+
+    def _report_progress(self) -> None:
+        if self.problem.on_progress is not None:
+            self.problem.on_progress(clip_bounds(self.problem, self._best))
+
+    def _bound_goodput(self, choices: Choices) -> None:
+        able = [demand for demand in self.problem.demands if choices[demand.model]]
+        most = bound_goodput(self.problem, able, group_demands(able, choices), self.limit)
+        self._best = replace(self._best, upper_bound_goodput_rps=most)
+
+    def _run_program(
+        self, offers: CandidateSegments, list_choices: Callable[[], Choices], *, is_every: bool = False
+    ) -> Iterator[Placement]:
+        """Yield the maps of the program; over every choice with a latency budget, its bound holds for all maps."""
+        problem, limit = offers.problem, self._halve_limit()
+
+        def place(demands: Sequence[Demand]) -> Gpus:
+            plan = plan_by_program(problem, list_choices(), demands, limit)
+            if is_every:
+                self._bound_budget(offers, plan.bound)
+            return plan.pack(problem, offers.segments)
+
+        yield from self._repair(offers.segments, "integer program", place, limit)
+
+    def _repair(
+        self,
+        segments: Segments,
+        method: str,
+        place: Callable[[Sequence[Demand]], Gpus],
+        limit: Limit,
+    ) -> Iterator[Placement]:
+        """Yield the maps of a method, repaired where the replicas of a pool are together too slow.
+
+        Their capacities are corrected by their queues, and the demands of pools of corrected replicas are raised where
+        there are devices enough.
+        The first map is repaired without a limit: a search must not call a demand impossible for want of time.
+        """
+        problem = segments.problem
+        rates = {demand.model: demand.rate_rps for demand in problem.demands}
+        corrected: set[str] = set()
+        for _ in range(_MOST_REPAIRS):
+            gpus = place([replace(demand, rate_rps=rates[demand.model]) for demand in problem.demands])
+            # Where there are devices enough, a map that serves less is only repaired.
+            placement = self._judge.settle(gpus, method, is_rough=not self._is_counted)
+            yield placement
+            if not self._is_queued or not placement.unplaced or limit.is_over:
+                return
+            has_changed = False
+            for unplaced in placement.unplaced:
+                if unplaced.model not in corrected or self._is_counted:
+                    corrected.add(unplaced.model)
+                    if isinstance(segments, PooledSegments) and segments.correct(unplaced.model, gpus):
+                        has_changed = True
+                        continue
+                if not self._is_counted:
+                    has_changed = True
+                    rate_rps = problem.demand(unplaced.model).rate_rps
+                    served_rps = max(rate_rps - unplaced.rate_rps, rate_rps / 2.0)
+                    rates[unplaced.model] *= rate_rps / served_rps * (1.0 + RATE_PRECISION)
+            if not has_changed:
+                return
+
+    def _bound_budget(self, offers: CandidateSegments, plan_bound: float) -> None:
+        """Bound the cost of every map without shared workers, or on a small fleet the goodput."""
+        if self.time_bounds is not None:
+            return
+        problem, segments, choices = offers.problem, offers.segments, offers.list_choices()
+        if offers.has_claims:
+            choices, plan_bound = CandidateSegments(problem, segments, with_claims=True).list_choices(), 0.0
+        bounding = with_least_memory(problem, segments, choices)
+        if self._best.unplaced and self._is_counted:
+            self._bound_goodput(bounding)
+        cost = math.inf if self._best.unplaced else sum_prices(self.problem, self._best.gpus)
+        if not all(bounding.values()):
+            return
+        if plan_bound < cost * (1.0 - EXACT) and not self.limit.is_over:
+            classes = group_demands(problem.demands, bounding)
+            plan_bound = bound_by_classes(problem, problem.fleet.entries, classes, cost, self.limit)
+        self._raise_cost_bound(plan_bound)
+
+    def _finish(self) -> None:
+        """Keep what runs already where that costs nothing, else drop the replicas that are not needed."""
+        if self.problem.previous is not None:
+            self._best = KeptMap(self.problem, self._judge, self.problem.previous).choose(self._best, self._plan_rest)
+        elif not self._best.unplaced and (self.start is None or self._best.gpus != self.start.gpus):
+            self._best = self._judge.drop_replicas(self._best)
+        if self._best.unplaced:
+            self._best = self._judge.raise_rates(self._best)
+
+    def _plan_rest(self, problem: Problem) -> Placement:
+        return Search(problem, self.limit).find_map()

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.mig import Layout, distinct_layouts
 from gpuprof.domain.share import Share
-from gpuprof.placement.optimal.knapsack import best_packing, multisets
+from gpuprof.machine.machine_code import compile_untimed
 
 #: Maximum number of listed patterns of a partition; beyond, patterns are generated during the solution.
 MOST_PACKINGS = 2_000
@@ -28,6 +30,9 @@ SPACE = 100 * _PER_PERCENT
 
 #: A partition shared by percentage: a device and a MIG profile, None for the device as a whole.
 PartitionKind = tuple[str, str | None]
+Integers = npt.NDArray[np.int64]
+#: Maximum cells of shares times memory for pricing.
+_MOST_CELLS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +91,7 @@ class PatternPacker:
             return None
         units, memories = (np.array(column, dtype=np.int64) for column in zip(*sizes, strict=True))
         packings = np.empty((MOST_PACKINGS, len(sizes)), dtype=np.int64)
-        from gpuprof.placement.optimal.pattern_kernel import fill_maximal  # numba takes long to import
-
-        count = fill_maximal(units, memories, SPACE, self.memory, _MOST_LOOKED_AT, packings)
+        count = _compile_fill()(units, memories, SPACE, self.memory, _MOST_LOOKED_AT, packings)
         if count < 0:
             return None
         slots = [by_size[size] for size in sizes]
@@ -136,3 +139,174 @@ def _most_times(slot: PartitionSlot, space: int, memory: int) -> int:
     """Return the number of copies of a slot that fit into the remaining space and memory."""
     most = space // share_units(slot.share)
     return min(most, memory // slot.memory) if slot.memory else most
+
+
+def _fill_maximal(units: Integers, weights: Integers, space: int, memory: int, most: int, patterns: Integers) -> int:
+    """Write the maximal packings into the rows of ``patterns`` and return their number.
+
+    Parameters
+    ----------
+    units, held : (n,) int64
+        Space and memory of each size; no memory where memory is not counted.
+    space, memory : int
+        Of the partition.
+    most : int
+        Maximum number of packings to evaluate.
+    patterns : (m, n) int64
+        Multiplicity of each size, a packing a row; packings with most of the first size come first.
+
+    Returns
+    -------
+    int
+        -1 where there are more than ``m``, or where ``most`` do not suffice to enumerate them.
+    """
+    sizes = len(units)
+    counts = np.zeros(sizes, dtype=np.int64)
+    spaces, memories = np.empty(sizes + 1, dtype=np.int64), np.empty(sizes + 1, dtype=np.int64)
+    spaces[0], memories[0] = space, memory
+    depth, count, visited = 0, 0, 0
+    counts[0] = _most_that_fit(units[0], weights[0], space, memory)
+    while True:
+        spaces[depth + 1] = spaces[depth] - counts[depth] * units[depth]
+        memories[depth + 1] = memories[depth] - counts[depth] * weights[depth]
+        depth += 1
+        if depth < sizes:
+            counts[depth] = _most_that_fit(units[depth], weights[depth], spaces[depth], memories[depth])
+            continue
+        visited += 1
+        if not _has_room(units, weights, spaces[depth], memories[depth]):
+            if count == len(patterns):
+                return -1
+            patterns[count] = counts
+            count += 1
+        if visited > most:
+            return -1
+        depth = sizes - 2  # all that fit of the last size are taken: fewer are never maximal
+        while depth >= 0 and counts[depth] == 0:
+            depth -= 1
+        if depth < 0:
+            return count
+        counts[depth] -= 1
+
+
+def _most_that_fit(units: int, weight: int, space: int, memory: int) -> int:
+    most = space // units
+    return min(most, memory // weight) if weight > 0 else most
+
+
+def _has_room(units: Integers, weights: Integers, space: int, memory: int) -> bool:
+    has_room = False
+    for size in range(len(units)):
+        has_room |= units[size] <= space and weights[size] <= memory
+    return has_room
+
+
+@cache
+def _compile_fill() -> Callable[[Integers, Integers, int, int, int, Integers], int]:
+    """Return `_fill_maximal` in machine code: each program evaluates tens of thousands of packings."""
+    return compile_untimed(_fill_maximal)  # numba takes long to import
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGrid:
+    """Counts bytes of a kind of partition."""
+
+    unit: int = 0  #: Bytes; 0 where memory does not bind and is not counted.
+    capacity: int = 0  #: Units the partition holds.
+    #: Round the memory of replicas down, which gives bounds; else up, which gives feasible packings.
+    relaxed: bool = False
+
+    @property
+    def is_exact(self) -> bool:
+        """Return whether nothing is rounded."""
+        return self.unit <= 1
+
+    def count(self, memory_bytes: int | None) -> int:
+        """Return the units of ``memory_bytes``; unknown memory takes none."""
+        if not self.unit or not memory_bytes:
+            return 0
+        return memory_bytes // self.unit if self.relaxed else -(-memory_bytes // self.unit)
+
+
+def is_binding(units: Sequence[int], memory_bytes: Sequence[int], space: int, capacity_bytes: int) -> bool:
+    """Return whether replicas whose shares fit together may exceed the memory.
+
+    Parameters
+    ----------
+    units : sequence of int
+        The share of each, as a part of ``space``.
+    memory_bytes : sequence of int
+        The memory of each.
+    space, capacity_bytes : int
+        Of the partition.
+    """
+    _, most = best_packing(units, [float(size) for size in memory_bytes], space)
+    return most > capacity_bytes
+
+
+def make_grid(capacity_bytes: int, space: int, *, relaxed: bool) -> MemoryGrid:
+    """Return a grid coarse enough for pricing over ``space`` parts of a share."""
+    steps = max(1, _MOST_CELLS // max(1, space))
+    unit = math.ceil(capacity_bytes / steps)
+    return MemoryGrid(unit, capacity_bytes // unit, relaxed)
+
+
+def best_packing(
+    sizes: Sequence[int],
+    values: Sequence[float],
+    capacity: int,
+    weights: Sequence[int] | None = None,
+    most_weight: int = 0,
+) -> tuple[tuple[int, ...], float]:
+    """Return the multiplicity of each size in a packing of the greatest value, and the value.
+
+    Exact, by dynamic programming over the capacity and the weight. Taking a size n times is split into taking it 1, 2,
+    4, … times at once, so that each step is a single array operation.
+
+    Parameters
+    ----------
+    sizes : sequence of int, length n
+        Above zero.
+    values : sequence of float, length n
+        Sizes of value zero or less are never taken.
+    weights : sequence of int, length n, optional
+        A second size, whose sum in a packing is at most ``most_weight``.
+    """
+    # The largest common unit of all sizes gives the smallest tables and the same answer.
+    unit = math.gcd(capacity, *sizes)
+    space = capacity // unit
+    best = np.zeros((space + 1, most_weight + 1))
+    steps: list[tuple[int, int, np.ndarray[tuple[int, int], np.dtype[np.bool_]]]] = []
+    item_weights = [0] * len(sizes) if weights is None else weights
+    for index, (size, value) in enumerate(zip(sizes, values, strict=True)):
+        width, height, times = size // unit, item_weights[index], 1
+        while value > 0.0 and times * width <= space and times * height <= most_weight:
+            space_offset, weight_offset = times * width, times * height
+            improved = np.zeros(best.shape, dtype=bool)
+            candidate = best[: space + 1 - space_offset, : most_weight + 1 - weight_offset] + times * value
+            improved[space_offset:, weight_offset:] = candidate > best[space_offset:, weight_offset:]
+            best[space_offset:, weight_offset:] = np.maximum(best[space_offset:, weight_offset:], candidate)
+            steps.append((index, times, improved))
+            times *= 2
+    counts, free, light = [0] * len(sizes), space, most_weight
+    # Backwards: whether a step was taken depends on the space left by the steps before it.
+    for index, times, improved in reversed(steps):
+        if improved[free, light]:
+            counts[index] += times
+            free -= times * (sizes[index] // unit)
+            light -= times * item_weights[index]
+    return tuple(counts), float(best[space, most_weight])
+
+
+def multisets(sizes: Sequence[int], capacity: int) -> float:
+    """Return the number of multisets of sizes within the capacity, the empty multiset included."""
+    unit = math.gcd(capacity, *sizes)
+    space = capacity // unit
+    counts = np.zeros(space + 1)
+    counts[0] = 1.0
+    for size in sizes:
+        width = size // unit
+        for start in range(width, space + 1, width):
+            part = counts[start : start + width]
+            part += counts[start - width : start - width + len(part)]
+    return float(counts.sum())

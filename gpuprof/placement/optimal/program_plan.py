@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuprof.domain.demand import Demand
+from gpuprof.domain.device import Device
+from gpuprof.placement.bin import Bin, FleetBins
 from gpuprof.placement.cover import MOST_REPLICAS, Cover, share_out_rate
-from gpuprof.placement.fleet_bins import FleetBins
 from gpuprof.placement.limit import Limit
+from gpuprof.placement.optimal.bounds import find_step, list_prices, round_up_to_step
 from gpuprof.placement.optimal.candidates import Choices
-from gpuprof.placement.optimal.column_generation import solve_relaxation
-from gpuprof.placement.optimal.cost_bound import find_step, list_prices, round_up_to_step
-from gpuprof.placement.optimal.goodput import maximise_goodput
-from gpuprof.placement.optimal.merge_replicas import merge_replicas
-from gpuprof.placement.optimal.packing import pack_replicas
-from gpuprof.placement.optimal.restricted_master import Choice, DemandClass, RestrictedMaster, group_demands
-from gpuprof.placement.placement import PlacedGpu
+from gpuprof.placement.optimal.pattern import PartitionKind, PartitionSlot, SharePattern
+from gpuprof.placement.optimal.restricted_master import (
+    Choice,
+    DemandClass,
+    RestrictedMaster,
+    generate_patterns,
+    group_demands,
+    solve_relaxation,
+)
+from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import Problem
+from gpuprof.placement.program import Solution
 from gpuprof.placement.segment import Segment, Segments
+
+#: Part of the rates a later goal may take away from an earlier goal.
+_GIVE = 1e-6
+_Queues = dict[tuple[str, PartitionSlot], list[PlacedReplica]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +50,7 @@ class ProgramPlan:
         return merge_replicas(problem, segments, self.choices, bins.to_gpus())
 
 
-def plan_by_program(
-    problem: Problem, choices: Choices, demands: Sequence[Demand], limit: Limit, *, fair: bool
-) -> ProgramPlan:
+def plan_by_program(problem: Problem, choices: Choices, demands: Sequence[Demand], limit: Limit) -> ProgramPlan:
     """Return the cheapest choice that serves all demands, else the choice that serves most.
 
     Parameters
@@ -50,8 +60,6 @@ def plan_by_program(
     demands : sequence of Demand
         Demands of models of the problem, at any rates.
     limit : Limit
-    fair : bool
-        As `gpuprof.placement.optimal.optimal.Optimal`.
     """
     able = tuple(_lower_to_reach(demand, choices[demand.model]) for demand in demands if choices[demand.model])
     if not able:
@@ -59,7 +67,7 @@ def plan_by_program(
     classes = group_demands(able, choices)
     choice, bound = minimise_cost(problem, classes, limit)
     if choice is None and not limit.is_over:
-        choice = maximise_goodput(problem, classes, limit, fair=fair)
+        choice = maximise_goodput(problem, classes, limit)
     return ProgramPlan(able, choices, choice, bound)
 
 
@@ -95,3 +103,192 @@ def _make_covers(demands: Sequence[Demand], choices: Choices, choice: Choice) ->
         if segments:
             covers[demand.model] = share_out_rate(demand.rate_rps, segments)
     return covers
+
+
+def maximise_goodput(problem: Problem, classes: Sequence[DemandClass], limit: Limit) -> Choice | None:
+    """Return the choice with the most goodput, higher priorities first, then the least cost; None if out of time."""
+    master = RestrictedMaster(problem.fleet.entries, classes, partial=True)
+    solution = _solve_by_priority(problem, master, limit)
+    return None if solution is None else master.read_solution(solution)
+
+
+def _solve_by_priority(problem: Problem, master: RestrictedMaster, limit: Limit) -> Solution | None:
+    """Return the solution serving most of the highest priority, then of the next with that, and so on.
+
+    Patterns are generated for the objective of each priority, once the higher priorities are held at their optimum.
+    """
+    columns = master.served_columns()
+    solution = None
+    for level in sorted({demand.priority for demand, _ in columns}, reverse=True):
+        level_columns = [(demand, column) for demand, column in columns if demand.priority == level]
+        row = master.program.row(low=0.0)
+        for _, column in level_columns:
+            master.program.add(column, row, 1.0)
+        master.program.recost({column: -1.0 for _, column in level_columns})
+        generate_patterns(master, limit, problem.options.seed)
+        next_solution = _solve_program(problem, master, limit)
+        if next_solution is None:
+            break
+        solution = next_solution
+        total = sum(demand.rate_rps for demand, _ in level_columns)
+        master.program.bound_row(row, low=max(0.0, -next_solution.objective - _GIVE * total))
+    if solution is None:
+        return None
+    master.program.recost(master.device_costs({e.device.name: e.price_per_hour for e in problem.fleet.entries}))
+    return _solve_program(problem, master, limit) or solution
+
+
+def bound_goodput(problem: Problem, demands: Sequence[Demand], classes: Sequence[DemandClass], limit: Limit) -> float:
+    """Return an upper bound on the rate (requests/s) that any map on the fleet serves within the SLOs.
+
+    The bound ignores priorities. Where patterns are too many to list, only the sum of shares is bounded,
+    which can only raise the bound.
+
+    Parameters
+    ----------
+    demands : sequence of Demand
+        Demands with a segment.
+    classes : sequence of DemandClass
+        Of the same demands, with their optimistic segments.
+    """
+    total = math.fsum(demand.rate_rps for demand in demands)
+    if not demands:
+        return 0.0
+    master = RestrictedMaster(problem.fleet.entries, classes, partial=True, summed=True, floors=False, relaxed=True)
+    master.program.recost({column: -1.0 for _, column in master.served_columns()})
+    # Not stopped by the limit: this short solve gives the only sure bound.
+    first = master.program.solve(relaxed=True, seed=problem.options.seed)
+    if first is None or not first.is_proven:
+        return total
+    solution = _solve_program(problem, master, limit)
+    least = first.objective if solution is None else max(first.objective, solution.bound)
+    return min(total, -least * (1.0 + 1e-9))
+
+
+def _solve_program(problem: Problem, master: RestrictedMaster, limit: Limit) -> Solution | None:
+    return master.program.solve(time_limit_s=limit.left_s, seed=problem.options.seed)
+
+
+def pack_replicas(
+    covers: Mapping[str, Cover], choice: Choice, segments: Segments, bins: FleetBins
+) -> list[tuple[str, PlacedReplica]]:
+    """Fill ``bins``; return (device, replica) for unplaced replicas.
+
+    The program's patterns hold every segment by its share and memory; interference between the models of a partition is
+    evaluated only here. Rejected replicas go wherever they fit, on a new device if available.
+    """
+    queues = _queue_replicas(covers, choice)
+    patterns = _by_kind(choice.patterns)
+    for configuration, count in choice.configurations:
+        for _ in range(count):
+            fresh = bins.open(configuration.device)
+            if fresh is None:
+                continue
+            for item in configuration.layout:
+                _fill(fresh, item.start, (configuration.device, item.profile.name), patterns, queues, segments)
+            if not configuration.layout:
+                _fill(fresh, None, (configuration.device, None), patterns, queues, segments)
+    left = [(device, replica) for (device, _), queue in queues.items() for replica in queue]
+    left.sort(key=lambda item: -max(item[1].share.sm_pct, 0.0))
+    return [(device, replica) for device, replica in left if not bins.first_fit(device, replica)]
+
+
+def _queue_replicas(covers: Mapping[str, Cover], choice: Choice) -> _Queues:
+    """Return the replicas by device and slot, largest memory first."""
+    queues: defaultdict[tuple[str, PartitionSlot], list[PlacedReplica]] = defaultdict(list)
+    for cover in covers.values():
+        for device, replica in cover.replicas():
+            memory = choice.grids[device, replica.share.mig].count(replica.memory_bytes)
+            queues[device, PartitionSlot(replica.share, memory)].append(replica)
+    for queue in queues.values():
+        queue.sort(key=lambda replica: -(replica.memory_bytes or 0))
+    return dict(queues)
+
+
+def _by_kind(patterns: Sequence[tuple[SharePattern, int]]) -> dict[PartitionKind, list[SharePattern]]:
+    by_kind: dict[PartitionKind, list[SharePattern]] = {}
+    for pattern, count in patterns:
+        by_kind.setdefault(pattern.kind, []).extend([pattern] * count)
+    return by_kind
+
+
+def _fill(
+    fresh: Bin,
+    start: int | None,
+    kind: PartitionKind,
+    patterns: dict[PartitionKind, list[SharePattern]],
+    queues: _Queues,
+    segments: Segments,
+) -> None:
+    """Put the next pattern of a partition into it, as far as replicas wait for its slots."""
+    if not patterns.get(kind):
+        return
+    position: int | None = None
+    for slot, count in patterns[kind].pop(0).slots:
+        queue = queues.get((kind[0], slot), [])
+        for _ in range(count):
+            index = next((i for i, task in enumerate(queue) if _try_add(fresh, start, position, task, segments)), None)
+            if index is None:
+                break
+            queue.pop(index)
+            position = len(fresh.partitions) - 1
+
+
+def _try_add(fresh: Bin, start: int | None, position: int | None, replica: PlacedReplica, segments: Segments) -> bool:
+    if position is not None:
+        return fresh.add_inside(position, replica, segments)
+    if start is None:
+        return fresh.add(replica, segments)
+    fresh.add_instance(replica, start)
+    return True
+
+
+def merge_replicas(
+    problem: Problem, segments: Segments, choices: Choices, gpus: Sequence[PlacedGpu]
+) -> tuple[PlacedGpu, ...]:
+    """Return the devices with as few replicas in each partition as their shares allow; no share grows."""
+    merged: dict[PlacedGpu, PlacedGpu] = {}
+    for gpu in gpus:
+        if gpu not in merged:
+            device = problem.device(gpu.device)
+            parts = tuple(_merge_in_partition(device, segments, choices, part) for part in gpu.partitions)
+            merged[gpu] = PlacedGpu(gpu.device, parts)
+    return tuple(merged[gpu] for gpu in gpus)
+
+
+def _merge_in_partition(
+    device: Device, segments: Segments, choices: Choices, partition: PlacedPartition
+) -> PlacedPartition:
+    for model, count in Counter(replica.model for replica in partition.replicas).items():
+        if count < 2:
+            continue
+        replicas = [replica for replica in partition.replicas if replica.model == model]
+        single = _find_single(device, choices, partition, replicas, segments.problem.demand(model).rate_rps)
+        if single is None:
+            continue
+        other_replicas = tuple(replica for replica in partition.replicas if replica.model != model)
+        candidate = replace(partition, replicas=(single, *other_replicas))
+        if segments.holds(device, candidate):
+            partition = candidate
+    return partition
+
+
+def _find_single(
+    device: Device, choices: Choices, partition: PlacedPartition, replicas: Sequence[PlacedReplica], asked_rps: float
+) -> PlacedReplica | None:
+    """Return a replica that does the work of these, None where no known replica takes as little."""
+    rate = math.fsum(replica.rate_rps for replica in replicas)
+    if math.isclose(rate, asked_rps, rel_tol=1e-9):
+        rate = asked_rps  # the whole demand: parts must not add up to a rounded sum
+    most_pct = sum(replica.share.sm_pct for replica in replicas) * (1.0 + 1e-12)
+    memory = sum(replica.memory_bytes or 0 for replica in replicas)
+    able = [
+        segment
+        for segment in choices[replicas[0].model]
+        if (segment.device, segment.share.mig) == (device.name, partition.mig)
+        and segment.share.sm_pct <= min(most_pct, 100.0)
+        and segment.capacity_rps >= rate * (1.0 - 1e-12)
+        and (segment.memory_bytes or 0) <= memory
+    ]
+    best = min(able, key=lambda segment: (segment.share.sm_pct, segment.processes), default=None)
+    return None if best is None else best.replica(rate)

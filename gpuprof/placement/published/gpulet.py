@@ -1,13 +1,13 @@
 """gpu-lets: at most two partitions on a GPU, of the size with most throughput per share (Choi et al., ATC'22).
 
-With temporal sharing several models take turns in a gpu-let, see `gpuprof.placement.published.duty_cycle`.
+With temporal sharing several models take turns in a gpu-let within a duty cycle (ibid.; Shen et al., SOSP'19).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuprof.domain.demand import Demand
@@ -18,9 +18,8 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.bin import MPS_CLIENTS
 from gpuprof.placement.cover import MOST_REPLICAS
-from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
+from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.published.duty_cycle import TurnDemand, list_duty_cycles
 from gpuprof.placement.segment import Segment, Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
@@ -292,3 +291,51 @@ def _just_enough(segments: Segments, entry: FleetEntry, segment: Segment, missin
             memory = segments.memory_bytes(segments.estimate(device, workload))
             return PlacedReplica(segment.model, batch, 1, segment.share, rate_rps, memory_bytes=memory)
     return segment.replica(rate_rps)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnDemand:
+    """Requirements of a model for a cycle."""
+
+    rate_rps: float
+    slo_ms: float
+    latency_ms: Mapping[int, float]  #: Time of each possible batch size, alone on the device.
+
+
+@dataclass(frozen=True, slots=True)
+class DutyCycle:
+    """A cycle in which each model has one turn."""
+
+    cycle_ms: float
+    batches: tuple[int, ...]  #: Batches of the models, in the given order.
+    busy: float  #: Part of the cycle in which a batch runs, at most 1.
+
+
+def list_duty_cycles(models: Sequence[TurnDemand]) -> tuple[DutyCycle, ...]:
+    """Return the cycles in which all models keep their SLOs, those with most spare time first.
+
+    In a cycle of D, rᵢ·D requests of model i arrive, which form its next batch: bᵢ ≥ rᵢ·D. All batches fit the cycle, Σ
+    lⱼ(bⱼ) ≤ D, and a request that has just missed its model's turn is answered after the next turn: D + lᵢ(bᵢ) ≤ SLOᵢ.
+    Among the cycles with the same batches, the longest within the SLOs has most spare time.
+    """
+    cycles = {cycle.batches: cycle for cycle in _find_cycles(models)}
+    return tuple(sorted(cycles.values(), key=lambda cycle: (cycle.busy, cycle.cycle_ms)))
+
+
+def _find_cycles(models: Sequence[TurnDemand]) -> Iterator[DutyCycle]:
+    """Yield a cycle for each length at which a batch of some model is just full."""
+    for longest in {1000.0 * batch / demand.rate_rps for demand in models for batch in demand.latency_ms}:
+        batches = [_smallest_batch(demand, longest) for demand in models]
+        usable = [batch for batch in batches if batch is not None]
+        if len(usable) < len(models):
+            continue
+        times = [demand.latency_ms[batch] for demand, batch in zip(models, usable, strict=True)]
+        cycle = min(longest, *(demand.slo_ms - time for demand, time in zip(models, times, strict=True)))
+        if 0.0 < sum(times) <= cycle * (1.0 + TOLERANCE):
+            yield DutyCycle(cycle, tuple(usable), sum(times) / cycle)
+
+
+def _smallest_batch(demand: TurnDemand, cycle_ms: float) -> int | None:
+    """Return the smallest batch holding the arrivals of a cycle, None where the largest does not."""
+    least_batch = demand.rate_rps * cycle_ms / 1000.0 * (1.0 - TOLERANCE)
+    return min((batch for batch in demand.latency_ms if batch >= least_batch), default=None)

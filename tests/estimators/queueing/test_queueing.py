@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bench.brute_force import simulate, truth
 from bench.queueing import configurations
 from gpuprof.domain.sojourn import Arrivals, BatchServer
-from gpuprof.estimators.queueing.batch_backlog import backlog_law, lattice_law
+from gpuprof.estimators.queueing.batch_chain import backlog_law, lattice_law
 from gpuprof.estimators.queueing.queueing import BatchQueue
 
 QUEUE = BatchQueue()

@@ -11,8 +11,7 @@ from gpuprof.domain.share import Share
 from gpuprof.placement.contract import demand, plain_device
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal import pattern
-from gpuprof.placement.optimal.column_generation import solve_relaxation
-from gpuprof.placement.optimal.restricted_master import DemandClass, RestrictedMaster
+from gpuprof.placement.optimal.restricted_master import DemandClass, RestrictedMaster, solve_relaxation
 from gpuprof.placement.segment import Segment
 
 PRICES = {"plain": 1.0}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprof.placement.optimal.knapsack import best_packing, multisets
+from gpuprof.placement.optimal.pattern import best_packing, multisets
 
 
 @given(

@@ -99,7 +99,7 @@ def test_only_a_problem_of_which_some_figures_were_measured_is_restricted() -> N
 
 def test_replicas_of_a_demand_that_is_not_met_are_raised_to_what_they_serve_and_no_further() -> None:
     given = problem([demand("m", 500.0), demand("n", 40.0)], [(plain_device(), 1)], options=BUDGET)
-    judge, half = Judge(given, Segments(given), False, False, Limit()), Share(50.0)
+    judge, half = Judge(given, Segments(given), Limit()), Share(50.0)
     replicas = tuple(PlacedReplica(model, 8, 1, half, 30.0) for model in ("m", "n"))
     missing = tuple(Unplaced(model=model, rate_rps=rate, reason="full") for model, rate in (("m", 470.0), ("n", 10.0)))
     before = Placement("optimal", (PlacedGpu("plain", (PlacedPartition(replicas),)),), missing)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from gpuprof.domain.share import Share
 from gpuprof.placement.contract import demand, problem
-from gpuprof.placement.optimal.merge_replicas import merge_replicas
+from gpuprof.placement.optimal.program_plan import merge_replicas
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import Options
 from gpuprof.placement.segment import Segments

@@ -5,7 +5,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprof.placement.optimal.minimal_cover import minimal_covers
+from gpuprof.placement.optimal.restricted_master import minimal_covers
 
 
 def brute_force(rate: float, capacities: list[float]) -> set[tuple[int, ...]]:

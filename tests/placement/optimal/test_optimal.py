@@ -87,13 +87,11 @@ def test_a_fixed_fleet_serves_as_much_as_can_be() -> None:
     assert placement.lower_bound_gpus is None
 
 
-def test_priorities_come_first_and_fairness_levels() -> None:
+def test_priorities_come_first() -> None:
     fleet = [(plain_device(), 1)]
     demands = [Demand("low", 700.0, Slo(100.0)), Demand("high", 700.0, Slo(100.0), priority=1)]
     placement, _ = solve_and_check(OPTIMAL, problem(demands, fleet, options=BUDGET))
     assert placement.rate_rps("high") == pytest.approx(700.0)
-    fair, _ = solve_and_check(Optimal(fair=True), problem(demands, fleet, options=BUDGET))
-    assert fair.rate_rps("low") == pytest.approx(fair.rate_rps("high"))
 
 
 def test_below_its_floor_a_demand_gets_nothing() -> None:
@@ -208,17 +206,6 @@ def test_more_is_never_served_than_the_map_says_any_could() -> None:
     assert placement.unplaced
     assert deployment.predicted.upper_bound_goodput_rps is not None
     assert deployment.predicted.goodput_rps <= deployment.predicted.upper_bound_goodput_rps < 1600.0
-
-
-def test_fairness_goes_on_above_the_worst_served() -> None:
-    # one device: only 25% is known, does 200/s, and four fit. The large demand cannot get beyond a quarter of its rate
-    # unless the others get less; what is left must not all go to one of them
-    demands = [Demand("large", 1600.0, Slo(100.0)), Demand("a", 400.0, Slo(100.0)), Demand("b", 400.0, Slo(100.0))]
-    quarters = TabledEstimator({Workload(demand.model, 1, Share(25.0), 1): 200.0 for demand in demands})
-    given = replace(problem(demands, [(plain_device(), 1)], options=BUDGET), estimator=quarters)
-    fair, _ = solve_and_check(Optimal(fair=True), given)
-    fractions = sorted(fair.rate_rps(demand.model) / demand.rate_rps for demand in demands)
-    assert fractions == pytest.approx([0.25, 0.5, 0.5], abs=2e-3)
 
 
 def test_what_still_runs_is_kept_when_rates_change() -> None:

@@ -13,8 +13,7 @@ from gpuprof.placement.contract import LinearEstimator, demand, evidence, plain_
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options
-from gpuprof.placement.published.duty_cycle import DutyCycle, TurnDemand, list_duty_cycles
-from gpuprof.placement.published.gpulet import Gpulet
+from gpuprof.placement.published.gpulet import DutyCycle, Gpulet, TurnDemand, list_duty_cycles
 
 TIMES = {1: 3.0, 2: 4.0, 4: 6.0, 8: 10.0}
 LOW_RATES = [demand(f"m{number}", 2.0, 200.0) for number in range(9)]

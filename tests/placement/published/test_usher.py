@@ -17,8 +17,7 @@ from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.published.milp import Milp
-from gpuprof.placement.published.usher import Usher
-from gpuprof.placement.published.usher_groups import balanced_groups
+from gpuprof.placement.published.usher import Usher, balanced_groups
 from tests.placement.table import TabledEstimator
 from tests.published_measurements import thesis_estimator, v100
 

@@ -16,8 +16,7 @@ from gpuprof.placement.contract import LinearEstimator, demand, plain_device, pr
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.published.requirement import Requirement
-from gpuprof.placement.published.usher import Usher
-from gpuprof.placement.published.usher_placement import FreeCapacity, OpenedDevices, Option, Trial, order_models
+from gpuprof.placement.published.usher import FreeCapacity, OpenedDevices, Option, Trial, Usher, order_models
 from gpuprof.placement.segment import Segment
 
 CHEAP, DEAR = FleetEntry(plain_device("cheap", 1.0), None), FleetEntry(plain_device("dear", 3.0), None)

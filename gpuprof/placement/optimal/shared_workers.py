@@ -12,22 +12,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from itertools import product
 
-from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import MEASURED, Workload, batch_times, board_work
-from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.share import Share
-from gpuprof.domain.sojourn import ModelQueues, ShapedQueue
 from gpuprof.errors import InputError
 from gpuprof.placement.bin import MPS_CLIENTS
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.limit import Limit, TimeUpError
-from gpuprof.placement.optimal.incumbent import is_proven_optimal, objective_value, raise_by_work
+from gpuprof.placement.optimal.bounds import TimeBounds, clip_bounds, is_proven_optimal
+from gpuprof.placement.optimal.judge import rank_map
 from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition, PlacedReplica, Placement
-from gpuprof.placement.planned_workloads import planned_ms
 from gpuprof.placement.problem import Problem, collect_evidence
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
@@ -39,8 +36,6 @@ _LIGHT = (0.1, 0.3, 1.0)
 _WORKERS = (1, 2, 3, 5, 10)
 #: Batches of a worker's models, as the arrivals within so many SLOs: the first that keeps every SLO.
 _BATCH_SLOS = (0.5, 2.0)
-#: Multiple of a mean batch from which batches are not evaluated for a bound, and largest mean batch used.
-_FAR, _SMALL = 4.0, 16.0
 
 
 def list_shareable(problem: Problem) -> Mapping[str, Device]:
@@ -52,19 +47,15 @@ def list_shareable(problem: Problem) -> Mapping[str, Device]:
     return {device.name: device for device in kinds if device.kind == "cpu" or by_queues}
 
 
-def share_workers(problem: Problem, placement: Placement, limit: Limit) -> Placement:
+def share_workers(problem: Problem, placement: Placement, bounds: TimeBounds, limit: Limit) -> Placement:
     """Return the placement with light models in shared workers where this serves more demands, or costs less.
 
-    Bounds for maps without shared workers are replaced by bounds that hold with them. Unchanged with the option
-    ``isolate``; under a latency budget only CPUs are shared, as the papers' rules know no shared process on a GPU.
+    ``bounds``: of maps with shared workers. Unchanged with the option ``isolate``; under a latency budget only CPUs are
+    shared, as the papers' rules know no shared process on a GPU.
     """
     devices = list_shareable(problem)
-    if not devices:
+    if not devices or (not placement.unplaced and is_proven_optimal(problem, placement)):
         return placement
-    least_price = min(entry.price_per_hour for entry in problem.fleet.entries)
-    placement = replace(placement, lower_bound_gpus=1, lower_bound_cost_per_hour=least_price)
-    if not placement.unplaced and is_proven_optimal(problem, raise_by_work(problem, placement)):
-        return placement  # the work of a device bounds shared workers, too
     packing = _Packing(problem, Segments(problem), devices)
     best, tried = placement, set[tuple[str, ...]]()
     limit = limit.with_least((limit.seconds or 0.0) / 3.0)  # however long the search took
@@ -76,29 +67,11 @@ def share_workers(problem: Problem, placement: Placement, limit: Limit) -> Place
             tried.add(light)
             gpus = packing.pack(placement, light)
             shared = with_unplaced(problem, packing.segments, replace(placement, gpus=tuple(gpus), unplaced=()))
-            shared = replace(shared, found_by="shared workers")
-            is_better = objective_value(problem, shared) < objective_value(problem, best)
+            shared = clip_bounds(problem, bounds.add_to(replace(shared, found_by="shared workers")))
+            is_better = rank_map(problem, shared) < rank_map(problem, best)
             if is_better and not check(to_map(problem, shared), collect_evidence(problem)):
                 best = shared
-    bounds = _Bounds(1, least_price, None)
-    with problem.limits.until(limit), suppress(TimeUpError):
-        bounds = _bound_shared(problem, packing.segments)
-    is_whole = not best.unplaced
-    return replace(
-        best,
-        lower_bound_gpus=bounds.gpus if is_whole else None,
-        lower_bound_cost_per_hour=bounds.cost_per_hour if is_whole else None,
-        upper_bound_goodput_rps=None if is_whole else bounds.goodput_rps,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Bounds:
-    """Lower bounds of the devices and the cost of maps of all demands; upper bound of the goodput of any map."""
-
-    gpus: int
-    cost_per_hour: float
-    goodput_rps: float | None  #: None for a fleet of as many devices as needed.
+    return best
 
 
 @dataclass(slots=True)
@@ -236,122 +209,3 @@ class _Packing:
         except InputError:
             return device.fraction(replica.share)
         return device.fraction(replica.share) * replica.rate_rps / throughput_rps
-
-
-def _bound_shared(problem: Problem, segments: Segments) -> _Bounds:
-    """Return bounds that hold for maps with and without shared workers.
-
-    Each request takes part of a device's time (`_least_part`), and each model of a worker at least its memory without a
-    context; their sums bound the devices, and the time of all devices the requests.
-    """
-    least_parts: list[tuple[float, float]] = []  # of a device's time, and the rate
-    least_cost = least_memory = 0.0
-    for demand in problem.demands:
-        parts = [
-            (part, part * entry.price_per_hour, _least_memory_part(segments, demand.model, entry.device))
-            for entry in problem.fleet.entries
-            if (part := _least_part(segments, demand, entry.device)) is not None
-        ]
-        if not parts:
-            continue  # no map serves it
-        least_parts.append((min(part for part, *_ in parts), demand.rate_rps))
-        least_cost += min(cost for _, cost, _ in parts)
-        least_memory += min(memory for *_, memory in parts)
-    prices = {entry.price_per_hour for entry in problem.fleet.entries}
-    count = max(1, math.ceil(max(math.fsum(part for part, _ in least_parts), least_memory) - 1e-6))
-    cost = count * min(prices) if len(prices) == 1 else max(min(prices), least_cost)
-    return _Bounds(count, cost, _bound_goodput(problem.fleet, least_parts))
-
-
-def _bound_goodput(fleet: Fleet, least_parts: Sequence[tuple[float, float]]) -> float | None:
-    """Return the rate that the time of all devices allows, those requests first that take least of it."""
-    counts = [entry.count for entry in fleet.entries]
-    free, most_rps = math.fsum(count or 0 for count in counts), 0.0
-    for part, rate_rps in sorted(least_parts, key=lambda pair: pair[0] / pair[1]):
-        served = min(1.0, free / part) if part > 0.0 else 1.0
-        most_rps, free = most_rps + served * rate_rps, free - served * part
-    return None if None in counts else most_rps
-
-
-def _least_part(segments: Segments, demand: Demand, device: Device) -> float | None:
-    """Return the least part of a device's time a demand takes, None without a workload.
-
-    Under the queueing model with Poisson requests at the rate r, the fraction q that keeps the SLO is in batches of at
-    most 1 + 2 r SLO / q such requests on average, since requests of a batch that keep the SLO arrive within an SLO of
-    each other. A convex lower bound of the time per request at this average bounds the mean time per request.
-    """
-    model, space = segments.first_alike(demand.model), segments.search_space
-    if len(segments.problem.fleet.entries) > 1:  # the shares of many kinds would take many estimates
-        work = board_work(segments.problem.estimator, model, device)
-        if work is not None and work.source != MEASURED:
-            return planned_ms(work, segments.problem.options.confidence) * demand.rate_rps / 1000.0
-    timely = 1.0
-    mean_batch = math.inf
-    is_shaped = isinstance(segments.problem.queueing, ShapedQueue | ModelQueues)
-    if segments.problem.options.latency_budget is None:
-        timely = demand.slo.percentile / 100.0
-    if segments.problem.options.latency_budget is None and not is_shaped:
-        mean_batch = 1.0 + 2.0 * demand.rate_rps * demand.slo.latency_ms / 1000.0 / timely
-    shares = list(segments.problem.estimator.shares(model, device))
-    shares += [Share(pct, mig) for mig in {share.mig for share in shares} for pct in space.steps(model, device, mig)]
-    parts = []
-    for share in shares:
-        if space.is_dense(model, device, share):
-            return 0.0  # batches between the listed ones are too many to evaluate
-        for count in space.processes(share):
-            each_ms = _bound_ms(segments, device, Workload(model, 1, share, count), mean_batch)
-            if each_ms is not None:
-                parts.append(device.fraction(share) * each_ms * timely * demand.rate_rps / 1000.0)
-    return min(parts, default=None)
-
-
-def _bound_ms(segments: Segments, device: Device, workload: Workload, mean_batch: float) -> float | None:
-    """Return a lower bound of the mean time per request in batches of a mean size, None without an estimate.
-
-    ``workload``: its batch is ignored. Batches far beyond a small mean are treated as without work, which hardly lowers
-    the bound. Large means are not used: the most efficient of the listed batches is the bound.
-    """
-    problem, batches = segments.problem, segments.search_space.listed_batches(workload.model, device, workload.share)
-    count = math.ceil(_FAR * mean_batch) if mean_batch <= _SMALL else 0
-    if count and max(batches, default=0) >= count:
-        with suppress(InputError):
-            arguments = workload.model, device, range(1, count + 1), workload.share, workload.processes
-            figures = batch_times(problem.estimator, *arguments)
-            each_ms = [planned_ms(figure, problem.options.confidence) / (n + 1) for n, figure in enumerate(figures)]
-            return _bound_mean([*each_ms, 0.0], mean_batch) / workload.processes
-    least = math.inf
-    for batch in batches:
-        with suppress(InputError):
-            least = min(least, 1000.0 / segments.throughput_rps(device, replace(workload, batch=batch)))
-    return None if math.isinf(least) else least
-
-
-def _bound_mean(values: Sequence[float], mean: float) -> float:
-    """Return a lower bound of the mean value of sizes 1, 2, … of a mean up to ``mean``, by their lower convex hull."""
-    hull: list[tuple[float, float]] = []
-    for point in enumerate(values, 1):
-        while len(hull) > 1 and _is_above(hull[-1], hull[-2], point):
-            hull.pop()
-        hull.append(point)
-    least = min((value for size, value in hull if size <= mean), default=hull[0][1])
-    for (size, value), (next_size, next_value) in pairwise(hull):
-        if size <= mean < next_size:
-            least = min(least, value + (mean - size) * (next_value - value) / (next_size - size))
-    return least
-
-
-def _is_above(point: tuple[float, float], left: tuple[float, float], right: tuple[float, float]) -> bool:
-    """Return whether a point is not below the line between two others."""
-    slope = (right[1] - left[1]) / (right[0] - left[0])
-    return point[1] >= left[1] + slope * (point[0] - left[0])
-
-
-def _least_memory_part(segments: Segments, model: str, device: Device) -> float:
-    """Return the least part of a device's memory a model of a worker takes, without a context; 0 where unknown."""
-    with suppress(InputError):
-        batches = segments.search_space.listed_batches(segments.first_alike(model), device, Share())
-        estimate = segments.estimate(device, Workload(model, min(batches, default=1), Share()))
-        process_bytes = segments.memory_bytes(estimate)
-        if process_bytes is not None:
-            return estimate.added_bytes(process_bytes) / device.dram_bytes
-    return 0.0
