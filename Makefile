@@ -52,7 +52,7 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
 # Only a CPU build of PyTorch will do (the +cpu pin never takes the CUDA one, of gigabytes); where none can be had, the tests
 # that export from it are skipped.
 $(VENV)/.test: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[cpu,serve,edge,ray,learn,report,docs,dev]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[cpu,serve,edge,ray,learn,docs,dev]'
 	$(PIP) install --quiet --constraint constraints.txt 'torch==2.13.0+cpu' && \
 	  $(PIP) install --quiet --constraint constraints.txt --editable '.[export]' || \
 	  echo "no CPU build of torch can be had: the tests that export from it are skipped"

@@ -55,7 +55,7 @@ fi
 if [ -n "${REHEARSE:-}" ]; then
   main_path="$root/bench/gpu/rehearsal/site:$main_path"
   export PATH="$root/bench/gpu/rehearsal/bin:$PATH" PYTHONPATH="$root/bench/gpu/rehearsal/site:$PYTHONPATH"
-  export REHEARSAL_WITHOUT=${REHEARSAL_WITHOUT-xgboost,lightgbm,skops,ray,resvg_py}
+  export REHEARSAL_WITHOUT=${REHEARSAL_WITHOUT-xgboost,lightgbm,skops,ray}
 fi
 
 settings() {

@@ -12,7 +12,6 @@ from typing import Annotated, ClassVar
 import typer
 from pydantic import Field
 
-from gpuprof.cli.options import check_output_file
 from gpuprof.cli.output import Column, ColumnRole, Format, print_rows, print_text, say_note, show_progress
 from gpuprof.cli.place import DemandOptions
 from gpuprof.domain.number_format import number_formatter
@@ -135,9 +134,6 @@ def compare(
             show_default=False,
         ),
     ] = None,
-    picture: Annotated[
-        Path | None, typer.Option(callback=check_output_file, help="Draw the maps into this .svg or .png file.")
-    ] = None,
     chosen: Format = Format.TABLE,
 ) -> None:
     """Compare two databases: faster, slower or no difference; else several policies, or kinds of GPUs, for demands.
@@ -148,15 +144,10 @@ def compare(
         _compare_databases(sides, databases, demands.db, chosen)
         return
     if policies.by is Compared.GPU:
-        if picture is not None:
-            raise InputError("--picture draws maps of policies and not of kinds of GPUs", "leave it out")
         _compare_gpus(demands, policies, rules, chosen)
         return
     from gpuprof.pipeline.compare import compare as compare_policies
-    from gpuprof.reporting.picture import check_picture
 
-    if picture is not None:
-        check_picture(picture)
     with show_progress() as show:
         result = compare_policies(
             demands.slo_file,
@@ -169,10 +160,6 @@ def compare(
         )
     rows = result.rows()
     _print(rows, _COLUMNS, chosen)
-    if picture is not None:
-        result.draw(picture)
-        if chosen is Format.TABLE:
-            say_note(f"drawn to {picture}")
     _require_any(rows, "policy")
 
 

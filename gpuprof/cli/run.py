@@ -63,7 +63,7 @@ _OF_DEMANDS = frozenset({"place", "compare"})
 _FILLS_DATABASE = frozenset({"profile", "calibrate", "train"})
 _RESULTS = {"place": "map.json", "simulate": "simulation.json", "report": "report.html"}
 #: Options for output files.
-_OUTPUTS = frozenset({"output", "picture", "junit"})
+_OUTPUTS = frozenset({"output", "junit"})
 #: Verbs whose results a report shows by default.
 _REPORTED = frozenset({"place", "simulate", "evaluate", "load"})
 _FLAGS = dict.fromkeys(("true", "yes", "on"), True) | dict.fromkeys(("false", "no", "off"), False)

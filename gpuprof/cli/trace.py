@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 app = Verbs(help="Make and inspect request traces.")
 #: Looks like a space, at which no line is broken.
 _BLANK = "\u2800"
+_BARS = "▁▂▃▄▅▆▇█"
 _COLUMNS = (
     Column("model", "model", right=False),
     Column("requests", "requests", number_formatter()),
@@ -111,23 +113,24 @@ def _read_day(day: RecordedDayOptions, path: Path, seed: int) -> TraceResult:
     return read_azure_trace(path, names=day.names(), functions=day.functions, seed=seed)
 
 
-@app.command(short_help="Print and draw a trace.")
+@app.command(short_help="Print the rates of a trace.")
 def show(
     trace_file: Annotated[Path, typer.Argument(metavar="TRACE", help="CSV file of time_s,model.")],
-    output: Annotated[Path | None, output_option("File to draw the picture into: .svg or .png.")] = None,
     bins: Annotated[int, typer.Option(help="Parts that the time is cut into.", min=2, max=2000)] = 60,
     chosen: Format = Format.TABLE,
 ) -> None:
-    """Print rate, peak, burstiness and gaps of each model, and draw the rate over time."""
+    """Print rate, peak, burstiness and gaps of each model, and its rate over time."""
     from gpuprof.pipeline.trace import show_trace
-    from gpuprof.reporting.sparkline import sparkline
 
     result = show_trace(trace_file, bins=bins)
-    if output is not None:
-        result.draw(output)
-        say_note(f"drew {output}")
     if chosen is not Format.TABLE:
         print_rows(result.rows(), _COLUMNS[:-1], chosen)
         return
-    rows = [{**row, "sparkline": sparkline(row["counts"]).replace(" ", _BLANK)} for row in result.rows()]
+    rows = [{**row, "sparkline": _draw_sparkline(row["counts"]).replace(" ", _BLANK)} for row in result.rows()]
     print_rows(rows, _COLUMNS, chosen)
+
+
+def _draw_sparkline(values: Sequence[float]) -> str:
+    """Return a character for each value, from zero (lowest bar) to the largest; a zero shows as a blank."""
+    top = max(values, default=0.0)
+    return "".join(" " if value <= 0 else _BARS[min(7, int(8 * value / top))] for value in values)

@@ -20,8 +20,7 @@ from gpuprof.pipeline.arguments import PathArgument, optional_path
 from gpuprof.pipeline.result import Progress, ProgressCallback, Result, say_nothing
 from gpuprof.placement.policies import Policy
 from gpuprof.reporting.chart import Axis, Chart, Line, group_bars
-from gpuprof.reporting.document import Section, Table
-from gpuprof.reporting.page import page
+from gpuprof.reporting.document import Section, Table, page
 
 #: Environment variable for the folder of published data.
 DATA_VARIABLE = "GPUPROF_LAB_DATA"

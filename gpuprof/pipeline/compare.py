@@ -37,30 +37,6 @@ class CompareResult(Result):
         limit_s = self.problem.options.time_limit_s
         return [{"policy": outcome.name, **_make_row(outcome, limit_s)} for outcome in self.outcomes]
 
-    def draw(self, path: PathArgument) -> Path:
-        """Draw the maps into an .svg or .png file and return its path.
-
-        Raises
-        ------
-        InputError
-            When the name has another ending, or the file cannot be written.
-        UnavailableError
-            For a .png when the drawing library is not installed.
-        """
-        from gpuprof.reporting.map_figures import map_figure
-        from gpuprof.reporting.picture import write_picture
-
-        target = Path(path)
-        devices = {entry.device.name: entry.device for entry in self.problem.fleet.entries}
-        pairs = [(outcome, outcome.deployment) for outcome in self.outcomes if outcome.deployment]
-        models = list(dict.fromkeys(model for _, deployment in pairs for model in deployment.models))
-        charts = [
-            map_figure(deployment, devices, title=f"{outcome.name}: {_count_gpus(outcome)} devices", models=models)
-            for outcome, deployment in pairs
-        ]
-        write_picture(charts, target)
-        return target
-
 
 def compare(
     demands: DemandsArgument = Path("slo.csv"),
@@ -159,10 +135,6 @@ def _make_row(outcome: Outcome, time_limit_s: float | None) -> dict[str, object]
 
 def _gpus_at(end: PlanAtEnds | None) -> int | None:
     return None if end is None else end.gpus
-
-
-def _count_gpus(outcome: Outcome) -> int:
-    return 0 if outcome.deployment is None else sum(len(node.gpus) for node in outcome.deployment.nodes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,11 +15,9 @@ from gpuprof.kernel_db.store import KernelDb
 from gpuprof.pipeline.arguments import PathArgument, name_models
 from gpuprof.pipeline.devices import open_existing
 from gpuprof.pipeline.result import Result
-from gpuprof.reporting.document import Section, Table, read_json, sections_of
-from gpuprof.reporting.map_figures import cost_figure
-from gpuprof.reporting.number import show_number
-from gpuprof.reporting.page import page
-from gpuprof.reporting.profile_figures import batch_and_share_figures, roofline_figure, timeline_figure
+from gpuprof.reporting.chart import show_number
+from gpuprof.reporting.document import Section, Table, page, read_json, sections_of
+from gpuprof.reporting.figures import batch_and_share_figures, cost_figure, roofline_figure, timeline_figure
 
 
 @dataclass(frozen=True, kw_only=True)

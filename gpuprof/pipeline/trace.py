@@ -38,23 +38,6 @@ class TraceResult(Result):
         """
         write_trace(self.trace, Path(path))
 
-    def draw(self, path: PathArgument) -> None:
-        """Draw the rate over time into an .svg or .png file.
-
-        Raises
-        ------
-        InputError
-            When the file cannot be written.
-        """
-        from gpuprof.reporting.figures import rate_figure
-        from gpuprof.reporting.picture import write_picture
-
-        width_s = self.trace.duration_s / self.bins
-        times = [(i + 0.5) * width_s for i in range(self.bins)]
-        counts = self.trace.counts(self.bins).items()
-        rates = {model or "all": [float(n) / width_s for n in bins] for model, bins in counts}
-        write_picture(rate_figure(times, rates), Path(path))
-
 
 def record_trace(
     rates_rps: Mapping[str, NotNegative], *, arrivals: str = "poisson", duration_s: Positive = 60.0, seed: Seed = 0

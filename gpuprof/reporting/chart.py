@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpuprof.reporting.number import show_number
-from gpuprof.reporting.palette import shade_of
-
 #: Mean width of a letter and height of a line of text, in pixels: the units of all margins.
 LETTER, LINE = 7, 18
 
@@ -156,3 +153,17 @@ def lay_bars(chart: Chart) -> Chart:
         boxes=tuple(replace(box, x0=box.y0, x1=box.y1, y0=box.x0, y1=box.x1) for box in chart.boxes),
         height=round(LINE * len(names) * max(1.0, bars_per_name / 2)),
     )
+
+
+def show_number(value: float) -> str:
+    """Return a number with at least four digits, and without an exponent for large numbers."""
+    return f"{value:,.0f}" if abs(value) >= 9_999.5 else f"{value:,.4g}"
+
+
+#: Number of colours in ``page.css``.
+COLORS = 8
+
+
+def shade_of(color: int) -> float:
+    """Return how much of its colour a box of the series of this number has: paler in each round of the palette."""
+    return 0.7 ** (color // COLORS)

@@ -1,15 +1,32 @@
-"""Figures of simulations, traces and load tests, from the commands' documents."""
+"""Figures of simulations, load tests, comparisons, evaluations, maps and kernel databases."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
-from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points, group_bars, stack_bars
-from gpuprof.reporting.number import show_number
-from gpuprof.reporting.palette import COLORS
+from gpuprof.domain.catalogue import devices as catalogued
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition
+from gpuprof.domain.device import Device
+from gpuprof.domain.plural import count_of
+from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow
+from gpuprof.reporting.chart import (
+    COLORS,
+    LINE,
+    Axis,
+    Box,
+    Chart,
+    Line,
+    Points,
+    group_bars,
+    shade_of,
+    show_number,
+    stack_bars,
+)
 
 Row = Mapping[str, Any]
 _STAGE_COLORS = {"router": 6, "network": 5, "batching": 4, "queue": 1, "service": 0}
@@ -24,12 +41,6 @@ _SERVED_STAGES = {
 }
 _PERCENTILES = ("p50", "p95", "p99")
 _MOST_BARS = 40
-
-
-def rate_figure(times_s: Sequence[float], rates: Mapping[str, Sequence[float]]) -> Chart:
-    """Return the rate of each model over time."""
-    lines = tuple(Line(model, tuple(times_s), tuple(values), i) for i, (model, values) in enumerate(rates.items()))
-    return Chart("Requests over time", Axis("time in s"), Axis("requests/s", low=0.0), lines=lines)
 
 
 def cdf_figure(series: Sequence[Row], slos_ms: Mapping[str, float]) -> Chart:
@@ -300,3 +311,312 @@ def comparison_figures(rows: Sequence[Row], subject: str, noun: str) -> tuple[Ch
 
 def _bars(title: str, names: tuple[str, ...], unit: str, boxes: tuple[Box, ...]) -> Chart:
     return Chart(title, Axis("model", names=names), Axis(unit, low=0.0), boxes=boxes)
+
+
+_MOST_GPUS = 48
+_GAP = 0.15  # percent of a device between neighbours
+
+
+def map_figure(deployment: DeploymentMap) -> Chart:
+    """Return the map as a picture: a bar for each GPU, its partitions and replicas as wide as their shares.
+
+    A MIG instance stands at its memory slices. Where the slices of a device are unknown, a note says so and all its
+    instances have the same width.
+    """
+    colors = list(deployment.models)
+    has_instances = any(partition.mig is not None for _, _, partition, _ in deployment.places())
+    gpus = [(f"{node.name}/{gpu.index}", gpu) for node in deployment.nodes for gpu in node.gpus]
+    by_name = catalogued()
+    boxes = [
+        box for row, (name, gpu) in enumerate(gpus[:_MOST_GPUS]) for box in _draw_gpu(row, name, gpu, by_name, colors)
+    ]
+    return Chart(
+        f"Deployment map of {deployment.policy}",
+        Axis("% of the device (MIG: of its memory slices)", low=0.0, high=100.0),
+        Axis("GPU", names=tuple(f"{name} {gpu.device}" for name, gpu in gpus[:_MOST_GPUS]), is_downwards=True),
+        boxes=tuple(boxes),
+        note=" ".join(_describe(gpus, by_name)),
+        height=max(3 * LINE, LINE * (3 if has_instances else 2) * min(len(gpus), _MOST_GPUS)),
+    )
+
+
+def _describe(gpus: Sequence[tuple[str, Gpu]], devices: Mapping[str, Device]) -> Iterator[str]:
+    if len(gpus) > _MOST_GPUS:
+        yield f"The first {_MOST_GPUS} of {len(gpus)} GPUs."
+    unknown = {gpu.device for _, gpu in gpus for partition in gpu.partitions if _slots(partition, gpu, devices) is None}
+    if unknown:
+        yield f"The MIG slices of {', '.join(sorted(unknown))} are not known: instances are drawn equally wide."
+
+
+def _draw_gpu(row: int, name: str, gpu: Gpu, devices: Mapping[str, Device], models: Sequence[str]) -> Iterator[Box]:
+    low, high = row - 0.4, row + 0.4
+    yield Box("", 0.0, 100.0, low, high, f"{name} ({gpu.device})", 0, has_frame=True)
+    for index, partition in enumerate(gpu.partitions):
+        slots = _slots(partition, gpu, devices)
+        at, width = slots or (100.0 * index / len(gpu.partitions), 100.0 / len(gpu.partitions))
+        instance = "" if partition.mig is None else f" in {partition.mig.profile} at {partition.mig.start}"
+        top = low
+        if partition.mig is not None:
+            label = "" if partition.replicas else partition.mig.profile
+            tip = f"{name} ({gpu.device}){instance}"
+            yield Box("", at, at + width, low, high, tip, 0, label, has_frame=True)
+            if partition.replicas:
+                top = low + 0.3
+                yield Box("", at + _GAP, at + width - _GAP, low, top, tip, 0, partition.mig.profile, strip=True)
+        for replica in partition.replicas:
+            mates = sum(bool(replica.turns) and r.turns == replica.turns for r in partition.replicas)
+            share_width = width * replica.sm_share_pct / 100.0 / max(1, mates)
+            part = width / len(partition.replicas) if partition.unshared else share_width
+            share = "no share" if partition.unshared else f"{replica.sm_share_pct:g}% share"
+            share += f" of worker {replica.turns}" if replica.turns else ""
+            color = models.index(replica.model) if replica.model in models else len(models)
+            label = f"{replica.model} b{replica.batch}" + (f"×{replica.processes}" if replica.processes > 1 else "")
+            tip = (
+                f"{name} ({gpu.device}): {replica.model}{instance}, {share}, "
+                f"batch {replica.batch}, {count_of(replica.processes, 'process')}, "
+                f"{show_number(replica.rate_rps)} requests/s, "
+                f"batch times {replica.predicted.source or 'of unknown source'}"
+            )
+            yield Box(replica.model, at + _GAP, at + part - _GAP, top, high, tip, color, label, shade_of(color))
+            at += part
+
+
+def _slots(partition: Partition, gpu: Gpu, devices: Mapping[str, Device]) -> tuple[float, float] | None:
+    """Return the start and the width of a partition, in percent; None where the device's slices are unknown."""
+    if partition.mig is None:
+        return 0.0, 100.0
+    device = devices.get(gpu.device)
+    if device is None or not device.mig_slices:
+        return None
+    slices = device.mig_profile(partition.mig.profile).memory_slices
+    return 100.0 * partition.mig.start / device.mig_slices, 100.0 * slices / device.mig_slices
+
+
+def cost_figure(maps: Mapping[str, DeploymentMap]) -> Chart:
+    """Return the cost of maps by policy: dollars an hour where all have a price, else devices."""
+    names = tuple(maps)
+    costs = [deployment.predicted.cost_per_hour for deployment in maps.values()]
+    title, unit, values = "Cost by policy", "US dollars per hour", costs
+    if None in costs:
+        title, unit = "Devices by policy", "devices"
+        values = [float(deployment.predicted.gpus) for deployment in maps.values()]
+    return Chart(title, Axis("map", names=names), Axis(unit, low=0.0), boxes=group_bars(names, {unit: values}, unit))
+
+
+_OTHER = COLORS - 2  # the grey of all op types but the longest, which have a colour each
+_REST = "other"
+_ABOVE = 1.02  # times the roof: smaller excesses are within measurement errors
+#: Maximum series of a figure; with more, further figures follow.
+MOST_SERIES = 24
+
+
+def roofline_figure(title: str, ops: Sequence[OpRow], device: DeviceRow | None) -> Chart | None:
+    """Return arithmetic intensity and rate of each op, below the device's roofline; None when no op has both.
+
+    ``device``: the device of the roofline.
+    """
+    timed = [timed_op for op in ops if (timed_op := _time_op(op)) is not None]
+    if not timed:
+        return None
+    colors = _type_colors([(op.op_type, op.duration_p50_ns) for op in ops if op.duration_p50_ns])  # as in the timeline
+    groups: dict[str, list[_TimedOp]] = defaultdict(list)
+    for timed_op in timed:
+        groups[timed_op.op.op_type if timed_op.op.op_type in colors else _REST].append(timed_op)
+    points = tuple(
+        Points(
+            name,
+            tuple(point.intensity for point in members),
+            tuple(point.gflops for point in members),
+            tuple(point.tip for point in members),
+            colors.get(name, _OTHER),
+        )
+        for name, members in groups.items()
+    )
+    intensity = [x for group in points for x in group.x]
+    lines = _roofs(device, min(intensity) / 2, max(intensity) * 2)
+    axes = Axis("FLOP per byte", log=True), Axis("GFLOP/s", log=True)
+    return Chart(title, *axes, lines, points, note=_explain_above(timed, device), height=340)
+
+
+@dataclass(frozen=True, slots=True)
+class _TimedOp:
+    """An op with its rate in GFLOP/s, its FLOP per byte and its time."""
+
+    op: OpRow
+    gflops: float
+    intensity: float
+    duration_us: float
+
+    @property
+    def tip(self) -> str:
+        """Tooltip of this op."""
+        return (
+            f"{self.op.name} ({self.op.op_type}): {show_number(self.gflops)} GFLOP/s, "
+            f"{self.intensity:.4g} FLOP/byte, {show_number(self.duration_us)} µs"
+        )
+
+
+def _time_op(op: OpRow) -> _TimedOp | None:
+    moved_bytes = float((op.bytes_read or 0) + (op.bytes_written or 0))
+    if not op.flops or not moved_bytes or not op.duration_p50_ns:
+        return None
+    return _TimedOp(op, op.flops / op.duration_p50_ns, op.flops / moved_bytes, op.duration_p50_ns / 1e3)
+
+
+def _roofs(device: DeviceRow | None, low: float, high: float) -> tuple[Line, ...]:
+    if device is None or not device.float32_flops_per_s or not device.dram_bytes_per_s:
+        return ()
+    peak, bandwidth = device.float32_flops_per_s / 1e9, device.dram_bytes_per_s / 1e9
+    ridge = peak / bandwidth
+    x = tuple(sorted({low, min(max(ridge, low), high), high}))
+    return (Line("roof of the device, float32", x, tuple(min(peak, bandwidth * at) for at in x), 7),)
+
+
+def _explain_above(timed: Sequence[_TimedOp], device: DeviceRow | None) -> str:
+    """Return the number of ops above the roof, and the reasons; empty for no such op or an unknown roof."""
+    if device is None or not device.float32_flops_per_s or not device.dram_bytes_per_s:
+        return ""
+    peak, bandwidth = device.float32_flops_per_s / 1e9, device.dram_bytes_per_s / 1e9
+    by_memory = sum(op.gflops > _ABOVE * bandwidth * op.intensity and op.gflops <= _ABOVE * peak for op in timed)
+    by_peak = sum(point.gflops > _ABOVE * peak for point in timed)
+    if not by_memory and not by_peak:
+        return ""
+    reasons = []
+    if by_memory:
+        reasons.append(f"{by_memory:,} by its slope: their data came from caches and not from memory")
+    if by_peak:
+        reasons.append(
+            f"{by_peak:,} by its top: the runtime did fewer operations than the graph says, or in lower precision"
+        )
+    return f"{count_of(by_memory + by_peak, 'op')} of {len(timed):,} above the roof: {'; '.join(reasons)}."
+
+
+def timeline_figure(title: str, ops: Sequence[OpRow], kernels: Sequence[KernelRow] = ()) -> Chart | None:
+    """Return the timeline of one inference, a row for each op type; None without times.
+
+    ``ops``: drawn consecutively in the order of the graph, where no start is known; ``kernels``: with measured starts,
+    the repetition of median length is drawn.
+    """
+    measured = _median_repeat(kernels)
+    spans = measured or _in_order(ops)
+    if not spans:
+        return None
+    first = min(span.start_ms for span in spans)
+    colors = _type_colors([(span.kind, span.length_ms) for span in spans])
+    rows = list(dict.fromkeys([*colors, *(_REST for span in spans if span.kind not in colors)]))
+    boxes = []
+    for span in spans:
+        kind = span.kind if span.kind in colors else _REST
+        start, row = span.start_ms - first, rows.index(kind)
+        tip = f"{span.name} ({span.kind}): {show_number(span.length_ms)} ms from {show_number(start)} ms on"
+        color = colors.get(kind, _OTHER)
+        boxes.append(Box("", start, start + span.length_ms, row - 0.4, row + 0.4, tip, color))
+    return Chart(
+        title,
+        Axis("time in ms", low=0.0, high=max(box.x1 for box in boxes)),
+        Axis("op type", names=tuple(rows), is_downwards=True),
+        boxes=tuple(boxes),
+        note=f"As measured, in the repetition of median length ({len(spans)} kernels)."
+        if measured
+        else "Ops by their median times, one after the other in the order of the graph: no starts were measured.",
+        height=max(80, 26 * len(rows)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    name: str
+    kind: str
+    start_ms: float
+    length_ms: float
+
+
+def _in_order(ops: Sequence[OpRow]) -> list[_Span]:
+    timed = [(op, op.duration_p50_ns / 1e6) for op in ops if op.duration_p50_ns]
+    ends = accumulate(length for _, length in timed)
+    return [_Span(op.name, op.op_type, end - length, length) for (op, length), end in zip(timed, ends, strict=True)]
+
+
+def _median_repeat(kernels: Sequence[KernelRow]) -> list[_Span]:
+    """Return the kernels of the median repetition, by the time from its first start to its last end."""
+    repeats: dict[int, list[_Span]] = defaultdict(list)
+    for kernel in kernels:
+        if kernel.start_ns is not None and kernel.duration_ns:
+            span = _Span(kernel.name, kernel.op_type or _REST, kernel.start_ns / 1e6, kernel.duration_ns / 1e6)
+            repeats[kernel.repeat].append(span)
+
+    def length_ms(spans: Sequence[_Span]) -> float:
+        return max(span.start_ms + span.length_ms for span in spans) - min(span.start_ms for span in spans)
+
+    ordered = sorted(repeats.values(), key=length_ms)
+    return sorted(ordered[len(ordered) // 2], key=lambda span: span.start_ms) if ordered else []
+
+
+def _type_colors(times: Iterable[tuple[str, float]]) -> dict[str, int]:
+    """Return the op types that take the most time and a colour for each."""
+    sums: dict[str, float] = defaultdict(float)
+    for op_type, time in times:
+        sums[op_type] += time
+    largest = sorted(sums, key=lambda name: (-sums[name], name))[:_OTHER]
+    return {name: i for i, name in enumerate(largest)}
+
+
+def batch_and_share_figures(models: Sequence[ModelRow], model: str = "") -> list[Chart]:
+    """Return latency and throughput over the batch, and latency over the share, from measured rows.
+
+    With rows of a single ``model``, its name is in the titles instead of in every key.
+
+    Where there are too many series for a figure, further figures follow.
+    """
+    places = {name: place for place, name in enumerate(dict.fromkeys(row.model for row in models))}
+    ordered = sorted(
+        (row for row in models if row.latency_p50_ms and row.batch),
+        key=lambda row: (places[row.model], row.mig_profile or "", row.sm_share_pct or 0.0, row.batch, row.processes),
+    )
+    rows = [replace(row, model="") if model else row for row in ordered]
+    return [
+        chart
+        for column, x_label, key, y_label, title in (
+            ("batch", "batch size", "latency_p50_ms", "median latency in ms", "latency over the batch"),
+            ("batch", "batch size", "throughput_rps", "requests/s", "throughput over the batch"),
+            ("sm_share_pct", "share in %", "latency_p50_ms", "median latency in ms", "latency over the share"),
+        )
+        for chart in _over(rows, column, x_label, key, y_label, f"{model}: {title}" if model else title.capitalize())
+    ]
+
+
+def _over(rows: Sequence[ModelRow], column: str, x_label: str, key: str, y_label: str, title: str) -> Iterator[Chart]:
+    """Yield the chart of all series of several points; further charts where they are too many for one."""
+    other_columns = [name for name in ("batch", "sm_share_pct", "mig_profile", "processes") if name != column]
+    series: dict[str, dict[float, float]] = defaultdict(dict)
+    for row in rows:
+        if value := getattr(row, key):
+            series[_label(row, other_columns)][float(getattr(row, column))] = float(value)
+    names = [name for name, points in series.items() if len(points) > 1]
+    chart_size = math.ceil(len(names) / max(1, math.ceil(len(names) / MOST_SERIES)))
+    for first in range(0, len(names), max(1, chart_size)):
+        chart_names = names[first : first + chart_size]
+        lines, dots = [], []
+        for i, name in enumerate(chart_names):
+            x = tuple(sorted(series[name]))
+            y = tuple(series[name][at] for at in x)
+            lines.append(Line(name, x, y, i))
+            tips = tuple(f"{name}: {show_number(b)} at {a:g}" for a, b in zip(x, y, strict=True))
+            dots.append(Points("", x, y, tips, i, name))
+        values = tuple(sorted({at for line in lines for at in line.x}))
+        part = f" ({first + 1} to {first + len(chart_names)} of {len(names)})" if len(names) > MOST_SERIES else ""
+        x_axis = Axis(x_label, log=column == "batch", marks=values if len(values) <= 10 else ())
+        yield Chart(f"{title}{part}", x_axis, Axis(y_label, log=True), tuple(lines), tuple(dots))
+
+
+def _label(row: ModelRow, names: Sequence[str]) -> str:
+    parts = [row.model] if row.model else []
+    if "batch" in names:
+        parts.append(f"batch {row.batch}")
+    if "sm_share_pct" in names and row.sm_share_pct is not None:
+        parts.append(f"{row.sm_share_pct:g}%")
+    if row.mig_profile:
+        parts.append(row.mig_profile)
+    if row.processes > 1:
+        parts.append(f"{row.processes} processes")
+    return " ".join(parts)

@@ -17,11 +17,9 @@ _FILES = [
     ["report", "none", "-o"],
     ["simulate", "none.json", "-o"],
     ["load", "http://127.0.0.1:9", "-o"],
-    ["compare", "--slo-file", "none.csv", "--picture"],
     ["zoo", "build", "nothing", "-o"],
     ["zoo", "rebatch", "none.onnx", "-o"],
     ["trace", "make", "--rate", "m=-1", "-o"],
-    ["trace", "show", "none.csv", "-o"],
 ]
 
 

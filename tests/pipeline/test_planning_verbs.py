@@ -147,9 +147,6 @@ def test_compare_says_how_far_it_is_and_draws_what_it_found(here: Path) -> None:
         ("planned", 2, 2),
     ]
     assert list(comparison.to_frame()["policy"]) == ["ffd", "optimal"]
-    assert comparison.draw(here / "maps.svg").read_text().lstrip().startswith("<")
-    with pytest.raises(InputError, match=r"a picture is \.svg or \.png but got 'maps\.gif'"):
-        comparison.draw("maps.gif")
 
 
 def test_explain_takes_the_only_model_of_a_map_unasked() -> None:

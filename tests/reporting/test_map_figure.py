@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from gpuprof.domain.catalogue import device
@@ -19,7 +17,7 @@ from gpuprof.domain.deployment import (
     ReplicaPrediction,
 )
 from gpuprof.reporting.chart import Chart
-from gpuprof.reporting.map_figures import map_figure
+from gpuprof.reporting.figures import map_figure
 
 
 def a_replica(model: str, share: float = 100.0) -> Replica:
@@ -86,23 +84,17 @@ def test_an_instance_without_replicas_is_drawn_with_the_name_of_its_profile() ->
     assert frames(chart, "1g.10gb") == [(75.0, 100.0)]
 
 
-def test_the_slices_of_a_device_that_the_caller_knows_count_before_the_catalogue() -> None:
-    partitions = (instance("1g.6gb", 0), instance("1g.6gb", 2))
-    mine = replace(device("a30"), name="mine", mig_slices=8)
-    assert frames(map_figure(a_map("mine", partitions), {"mine": mine}), "1g.6gb") == [(0.0, 12.5), (25.0, 37.5)]
-
-
 def test_instances_of_an_unknown_device_are_equally_wide_and_the_note_says_so() -> None:
     chart = map_figure(a_map("nobodys", (instance("1g.6gb", 0), instance("1g.6gb", 2))))
     assert frames(chart, "1g.6gb") == [(0.0, 50.0), (50.0, 100.0)]
     assert "slices of nobodys are not known" in chart.note
 
 
-def test_a_share_without_mig_is_a_part_of_the_whole_and_maps_agree_on_the_colours_they_are_given() -> None:
+def test_a_share_without_mig_is_a_part_of_the_whole() -> None:
     whole = (Partition(replicas=(a_replica("b", 40.0), a_replica("a", 35.0))),)
-    chart = map_figure(a_map("v100", whole), models=("z", "b", "a"))
+    chart = map_figure(a_map("v100", whole))
     boxes = {box.name: (round(box.x0), round(box.x1), box.color) for box in chart.boxes if box.name}
-    assert boxes == {"b": (0, 40, 1), "a": (40, 75, 2)}
+    assert boxes == {"b": (0, 40, 1), "a": (40, 75, 0)}
 
 
 def test_models_beyond_the_palette_differ_in_shade() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
@@ -24,14 +22,11 @@ from gpuprof.domain.deployment import (
     Replica,
     ReplicaPrediction,
 )
-from gpuprof.errors import GpuprofError, InputError
+from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow
 from gpuprof.pipeline.report import report
-from gpuprof.reporting.document import Section, Table, read_json, sections_of
-from gpuprof.reporting.map_figures import cost_figure, map_figure
-from gpuprof.reporting.page import page
-from gpuprof.reporting.picture import write_picture
-from gpuprof.reporting.profile_figures import batch_and_share_figures, roofline_figure, timeline_figure
+from gpuprof.reporting.document import Section, Table, page, read_json, sections_of
+from gpuprof.reporting.figures import batch_and_share_figures, cost_figure, map_figure, roofline_figure, timeline_figure
 from tests.reruns import waits_for_processes
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -402,29 +397,6 @@ def test_a_file_that_is_not_json_is_refused(tmp_path: Path) -> None:
         read_json(tmp_path / "x.json")
     with pytest.raises(InputError, match="cannot read"):
         read_json(tmp_path / "none.json")
-
-
-def test_pictures_are_written_in_the_format_of_their_name(tmp_path: Path) -> None:
-    write_picture(map_figure(a_map()), tmp_path / "map.svg")
-    assert (tmp_path / "map.svg").read_text().startswith("<svg")
-    with pytest.raises(InputError, match=r"a picture is .svg or .png but got 'map.gif'"):
-        write_picture(map_figure(a_map()), tmp_path / "map.gif")
-    try:
-        write_picture(map_figure(a_map()), tmp_path / "map.png")
-    except GpuprofError as error:
-        pytest.skip(str(error))
-    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_picture_that_cannot_be_written_leaves_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_picture(map_figure(a_map()), tmp_path / "map.svg")
-    before = (tmp_path / "map.svg").read_bytes()
-    monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
-    with pytest.raises(InputError, match="No space left on device"):
-        write_picture(map_figure(a_map()), tmp_path / "map.svg")
-    assert (tmp_path / "map.svg").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
 
 
 @waits_for_processes
