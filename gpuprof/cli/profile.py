@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
@@ -123,8 +122,7 @@ def _measure_cluster(
     try:
         with progress() as bar:
             bar.add_task("models and batches", total=None)
-            address = os.environ.get("RAY_ADDRESS", "")
-            result = profile_cluster(models, workloads, options=options, address=address, progress=show)
+            result = profile_cluster(models, workloads, options=options, progress=show)
     finally:
         if rows:
             print_rows(rows, _COLUMNS, chosen)

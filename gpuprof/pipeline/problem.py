@@ -271,16 +271,13 @@ def collect_tried_runs(profiled_models: KnownModels, models: Iterable[str]) -> T
 def _note_mixing_models(
     verdicts: BatchVerdicts, files: Mapping[str, ModelFile], models: Sequence[str], note: NoteCallback
 ) -> None:
-    """Note models whose requests must not share a batch, and models in training mode; absent files are not examined."""
-    from gpuprof.graph.training_mode import describe_training
+    """Note models whose requests must not share a batch; absent files are not examined."""
     from gpuprof.runtime.batch_verdicts import describe_mixing
 
     for model in models:
         file = files.get(model)
         if file is None or not file.sha256 or not file.path or not Path(file.path).is_file():
             continue
-        if (training := describe_training(Path(file.path), model)) is not None:
-            note(training)
         if (output := verdicts.judge(Path(file.path), file.sha256)) is not None:
             note(f"{describe_mixing(model, output)}; it is placed with batches of 1")
 

@@ -99,10 +99,9 @@ def profile_cluster(
     workloads: ProfileWorkloads,
     *,
     options: Sequence[str] = (),
-    address: str = "",
     progress: ProgressCallback = say_nothing,
 ) -> ProfileResult:
-    """Measure models at batch sizes on the GPUs, or machines, of a Ray cluster.
+    """Measure models at batch sizes on the GPUs, or machines, of a Ray cluster: that of ``RAY_ADDRESS``, or the local.
 
     Raises `GpuprofError` when a model is missing, or a measurement failed; earlier rows stay in the database.
 
@@ -110,12 +109,10 @@ def profile_cluster(
     ----------
     options : sequence of str
         Further options of ``gpuprof profile``, for each place.
-    address : str
-        Address of the cluster; empty: the cluster of this machine.
     progress : callable, optional
-        Called with rows as they arrive, and with retries.
+        Called with rows as they arrive.
     """
-    from gpuprof.profiling.sweep.ray_sweep import RaySweep, task_of
+    from gpuprof.profiling.sweep.ray_sweep import sweep_cluster, task_of
 
     tasks = [
         task_of(model.name, model.path, size, options)
@@ -123,14 +120,12 @@ def profile_cluster(
         for size in workloads.batches or workloads.usual_batches
     ]
     path = database_path(workloads.db)
-    sweep = RaySweep(KernelDb.create(path), address)
     rows: list[ModelRow | ColocationRow] = []
-    try:
-        for entry in sweep.run(tasks, workloads.device, lambda message: progress(Progress(message))):
-            rows.append(entry)
-            progress(ProfileProgress(f"{len(tasks)} models and batches", len(rows), rows=(_describe_row(entry),)))
-    finally:
-        sweep.close()
+    for entry in sweep_cluster(
+        KernelDb.create(path), tasks, workloads.device, lambda message: progress(Progress(message))
+    ):
+        rows.append(entry)
+        progress(ProfileProgress(f"{len(tasks)} models and batches", len(rows), rows=(_describe_row(entry),)))
     return ProfileResult(
         notes=() if rows else ("everything was measured before; --force measures it again",),
         device=workloads.device or "",
@@ -192,17 +187,15 @@ def _read_models(
 
 
 def _describe_sizes(models: Sequence[NamedModel]) -> list[str]:
-    """Return remarks on assumed sizes, on models without op measurements, and on models in training mode."""
+    """Return remarks on assumed sizes, and on models without op measurements."""
     from gpuprof.graph.load import describe_reading, read_fixed_batch
-    from gpuprof.graph.training_mode import describe_training
 
     graphs = [model.load_graph(read_fixed_batch(model.path) or 1) for model in models]
     inputs = {f"{model.name}: inputs from {model.data}": None for model in models if model.data}
     whole = {
         f"{graph.name} is measured as a whole, not op by op: {graph.unread}": None for graph in graphs if graph.unread
     }
-    trained = dict.fromkeys(filter(None, (describe_training(model.path, model.name) for model in models)))
-    return [*inputs, *(remark for graph in graphs for remark in describe_reading(graph)), *whole, *trained]
+    return [*inputs, *(remark for graph in graphs for remark in describe_reading(graph)), *whole]
 
 
 def _measure(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from types import MappingProxyType
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.sizes import describe_sizes
@@ -86,29 +86,6 @@ def record_variants(collected: Collected, jobs: Sequence[Job], device: Device) -
         kernels=tuple(replace(row, **variant) for row in collected.kernels),
         colocations=tuple(beside),
     )
-
-
-def refuse_impossible_gaps(collected: Collected) -> Collected:
-    """Return the rows without gaps between launches that are longer than the latency they are a part of, and a note."""
-    models, of_models = _without_impossible_gap(collected.models)
-    beside, of_beside = _without_impossible_gap(collected.colocations)
-    labels = ", ".join((*of_models, *of_beside))
-    notes = (f"refused a gap between launches that is longer than the batch: {labels}",) if labels else ()
-    return replace(collected, models=models, colocations=beside, notes=(*collected.notes, *notes))
-
-
-_Timed = TypeVar("_Timed", ModelRow, ColocationRow)
-
-
-def _without_impossible_gap(rows: Sequence[_Timed]) -> tuple[tuple[_Timed, ...], list[str]]:
-    plausible, gaps = [], []
-    for row in rows:
-        gap, latency = row.dispatch_ms, row.latency_mean_ms
-        if gap is not None and latency is not None and gap > latency:
-            gaps.append(f"{gap:.4g} ms of {latency:.4g} ms")
-            row = replace(row, dispatch_ms=None)
-        plausible.append(row)
-    return tuple(plausible), gaps
 
 
 class Collector(Protocol):

@@ -15,7 +15,6 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from gpuprof.errors import GpuprofError, UnavailableError, install_hint
 from gpuprof.machine.gpu_share import bind_shares, describe_share_means
@@ -53,15 +52,14 @@ from gpuprof.profiling.timeline.timeline import Timeline
 from gpuprof.profiling.worker.job import Job, Request
 from gpuprof.profiling.worker.measurement import Crew, ShareBinding, Timing
 from gpuprof.profiling.worker.process import Worker, package_path, task_command
-from gpuprof.profiling.worker.tasks import Resident, WorkerSetup
+from gpuprof.profiling.worker.tasks import WorkerSetup
 from gpuprof.runtime.gpu_probe import gpu_provider, probe_gpu
 from gpuprof.runtime.gpu_session import GpuOptions
-from gpuprof.runtime.output_comparison import outputs_differ
 from gpuprof.runtime.providers import ORT_CUDA
 from gpuprof.runtime.session import has_cuda_build, runtime_version, session_settings
 
-#: Timing of a request, the GPU's figures meanwhile, and the outputs under a share; or why there are none.
-_Timed = tuple[tuple[Timing, ...], NvmlFigures, dict[str, Any] | None] | GpuprofError
+#: Timing of a request, and the GPU's figures meanwhile; or why there are none.
+_Timed = tuple[tuple[Timing, ...], NvmlFigures] | GpuprofError
 
 
 class GpuCollector:
@@ -83,9 +81,6 @@ class GpuCollector:
         # By default CUDA lists the fastest GPU first: NVML would sample another GPU than the measured GPU.
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         self._idle_power_w: float | None = None
-        #: Outputs on the whole GPU, by batch size, of the model measured last: the same for all its shares.
-        self._alone: dict[int, dict[str, Any] | None] = {}
-        self._alone_sha256 = ""
 
     def available(self) -> str | None:
         """Return None when the GPU, the runtime and all tools are available, else the first reason."""
@@ -125,7 +120,7 @@ class GpuCollector:
             environments = stack.enter_context(bind_shares(requests[0].device, shares))
             bindings = [ShareBinding(self.provider, environment) for environment in environments]
             with NvmlSampler() as sampler, Crew(requests[0].jobs, bindings) as crew:
-                timed = [self._time(request, crew, sampler, environments) for request in requests]
+                timed = [self._time(request, crew, sampler) for request in requests]
             recorder = None
             if self.timeline == "cupti" and not requests[0].beside:
                 recorder = stack.enter_context(self._worker(requests[0].job, environments[0]))
@@ -141,39 +136,35 @@ class GpuCollector:
                 except UnavailableError as error:
                     yield error
 
-    def _time(
-        self, request: Request, crew: Crew, sampler: NvmlSampler, environments: Sequence[Mapping[str, str]]
-    ) -> _Timed:
+    def _time(self, request: Request, crew: Crew, sampler: NvmlSampler) -> _Timed:
         try:
             timings = crew.measure(request.jobs, request.limits, sampler.begin, sampler.stop)
-            shared = crew.leader.call(Resident.outputs) if environments[0] and not request.beside else None
         except GpuprofError as error:
             return error
-        return timings, sampler.figures(), shared
+        return timings, sampler.figures()
 
     def _complete(
         self,
         request: Request,
-        measured: tuple[tuple[Timing, ...], NvmlFigures, dict[str, Any] | None],
+        measured: tuple[tuple[Timing, ...], NvmlFigures],
         idle: NvmlFigures,
         bindings: Sequence[ShareBinding],
         recorder: Worker | None,
     ) -> Collected:
         """Return the rows of a timed request, with what the profilers record of it."""
-        timings, sampled, shared = measured
+        timings, sampled = measured
         settings = self._settings(request, timings[0], sampled, [binding.environment for binding in bindings])
         if request.beside:
             delay_ms, notes = self._dispatch_beside(request, bindings, timings[0]) if self.timeline else (None, ())
             rows = gpu_colocation_rows(request, timings, sampled, delay_ms)
             notes = (*describe_disturbance(timings[0]), *_describe_options(timings), *notes)
             return Collected(colocations=rows, settings=settings, notes=notes, executions=_executions(timings))
-        error = None if shared is None else self._compare_outputs(request.job, shared)
         recorded = self._record(request, bindings[0].environment, recorder, timings[0].loaded.gpu)
         recorded = recorded.tie_to_ops(request.job.graph).estimate_occupancy(request.device)
         needed = recorded.requirement(request.device, timings[0].stats.latency_p50_ms)
         columns = timing_columns(timings[0], sampled, idle)
         return Collected(
-            models=(model_row(request, needed, recorded.nodes, **columns, error=error),),
+            models=(model_row(request, needed, recorded.nodes, **columns),),
             ops=op_rows(request, recorded),
             kernels=kernel_rows(request, recorded.kernels),
             devices=device_rows(request, recorded),
@@ -190,17 +181,6 @@ class GpuCollector:
 
     def _worker(self, job: Job, environment: Mapping[str, str]) -> Worker:
         return Worker(WorkerSetup(provider=self.provider), job.title, environment)
-
-    def _compare_outputs(self, job: Job, shared: Mapping[str, Any]) -> str | None:
-        """Return how the outputs under a share differ from those without, if they do."""
-        if job.graph.sha256 != self._alone_sha256:
-            self._alone, self._alone_sha256 = {}, job.graph.sha256
-        if job.graph.batch not in self._alone:
-            with self._worker(job, {}) as worker:
-                worker.call(Resident.load, job.path, job.inputs(), 0.0)
-                self._alone[job.graph.batch] = worker.call(Resident.outputs)
-        alone = self._alone[job.graph.batch]
-        return None if alone is None else outputs_differ(alone, shared)
 
     def _settings(
         self, request: Request, timing: Timing, sampled: NvmlFigures, environments: Sequence[Mapping[str, str]]

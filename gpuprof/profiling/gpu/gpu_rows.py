@@ -23,11 +23,12 @@ from gpuprof.profiling.gpu.node_join import tie_to_ops
 from gpuprof.profiling.gpu.nvml import NvmlFigures
 from gpuprof.profiling.timeline.creq import GpuRequirement, compute_requirement
 from gpuprof.profiling.timeline.launch_occupancy import with_occupancy
-from gpuprof.profiling.timeline.link import link_row
-from gpuprof.profiling.timeline.timeline import Timeline, column
+from gpuprof.profiling.timeline.timeline import D2H, H2D, Timeline, column
 from gpuprof.profiling.worker.job import Request
 from gpuprof.profiling.worker.measurement import Timing
 
+#: Smallest copy evaluated: at 64 GB/s it takes 16 µs, some ten times the setup of a copy.
+LEAST_BYTES = 2**20
 _COLUMNS = frozenset(field.name for field in fields(KernelRow))
 _FLOATS = frozenset(name for name in _COLUMNS if name.endswith("_pct") or name == "waves_per_sm")
 _OWN = frozenset(
@@ -150,11 +151,43 @@ def op_rows(request: Request, recording: Recording) -> tuple[OpRow, ...]:
 
 
 def device_rows(request: Request, recorded: Recording) -> tuple[DeviceRow, ...]:
-    """Return the row of the device itself: the measured bandwidth of its link to the host."""
-    recorder = next(iter(recorded.tools), "a profiler")  # counters come second
-    recorded_in = recorded.plain or recorded.timeline
-    row = link_row(request.run_id, request.device, recorded_in.copies if recorded_in else None, recorder)
-    return () if row is None else (row,)
+    """Return the row of the device itself, with the measured bandwidth of its link to the host; empty without copies.
+
+    iGniter (section 3.1) divides a model's inputs and outputs by this bandwidth. Rates from pinned and from pageable
+    memory differ by a factor: the kind with the most copies is used, which is typical of the models on this device.
+    """
+    timeline, tool = recorded.plain or recorded.timeline, next(iter(recorded.tools), "a profiler")
+    if timeline is None or not len(timeline.copies):
+        return ()
+    copies = timeline.copies.assign(memory=column(timeline.copies, "memory").astype("object").fillna("unknown"))
+    # A migration of unified memory moves pages on demand: its rate is not that of a copy.
+    large = copies[(copies["bytes"] >= LEAST_BYTES) & (copies["duration_ns"] > 0) & (copies["memory"] != "unified")]
+    rates: dict[str, float] = {}
+    memories, texts = list[str](), list[str]()
+    for direction in (H2D, D2H):
+        here = large[large["direction"] == direction]
+        if len(here):
+            memory = str(here["memory"].value_counts().idxmax())
+            chosen = here[here["memory"] == memory]
+            rates[direction] = float(chosen["bytes"].sum()) / float(chosen["duration_ns"].sum()) * 1e9
+            memories.append(memory)
+            texts.append(f"{len(chosen)} copies {direction} of {memory} memory")
+    if not rates:
+        return ()
+    device = request.device
+    row = DeviceRow(
+        run_id=request.run_id,
+        device=device.name,
+        kind=device.kind,
+        compute_units=device.compute_units,
+        compute_capability=device.compute_capability,
+        pcie_bytes_per_s=rates.get(H2D),
+        pcie_d2h_bytes_per_s=rates.get(D2H),
+        pcie_memory=None if memories[0] == "unknown" else memories[0],
+        measured=True,
+        source=f"measured: {', '.join(texts)}, each of {LEAST_BYTES >> 20} MiB or more, in a timeline by {tool}",
+    )
+    return (row,)
 
 
 def model_row(

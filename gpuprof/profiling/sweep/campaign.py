@@ -23,7 +23,7 @@ from gpuprof.kernel_db.compaction import compact_if_due
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
-from gpuprof.profiling.collector import Collected, Collector, record_dims, record_variants, refuse_impossible_gaps
+from gpuprof.profiling.collector import Collected, Collector, record_dims, record_variants
 from gpuprof.profiling.cpu.ceilings import SOURCE, measure_ceilings
 from gpuprof.profiling.sweep.cell import DATA_SHA256, Cell, CellKey, CellResult, MeasuredRow
 from gpuprof.profiling.worker.job import DEFAULT_LIMITS, Job, Request, TimingLimits
@@ -168,7 +168,7 @@ class Campaign:
 
     def _store(self, request: Request, cell: Cell, collected: Collected, duration_s: float) -> CellResult:
         jobs = request.jobs
-        collected = record_dims(record_variants(refuse_impossible_gaps(collected), jobs, self.device), jobs)
+        collected = record_dims(record_variants(collected, jobs, self.device), jobs)
         self.database.append(self._run(request, cell, collected, duration_s))
         self.verdicts.save()
         compact_if_due(self.database)

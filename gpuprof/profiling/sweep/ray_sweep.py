@@ -11,7 +11,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -29,7 +29,6 @@ from gpuprof.runtime.module_command import module_command
 SEED_TABLES = ("runs", "devices", "models", "colocations")
 #: Run id of the seed, which sorts before all others.
 _SEED = "00000000-000000-000000-before"
-_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,128 +93,82 @@ def _added_tables(database: KernelDb, run_ids: set[str]) -> dict[str, dict[str, 
     return runs
 
 
-@dataclass(slots=True, eq=False)
-class _WorkerGroup:
-    """Workers with the same device, and their remaining tasks."""
+def sweep_cluster(
+    database: KernelDb, tasks: Sequence[Task], device: str | None, tell: Callable[[str], None]
+) -> Iterator[ModelRow | ColocationRow]:
+    """Measure tasks on a Ray cluster; yield rows of ``models`` and ``colocations`` once they are in the database.
 
-    device: str
-    idle: list[Any]
-    waiting: list[tuple[Task, int]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class _RunningTask:
-    group: _WorkerGroup
-    place: Any
-    task: Task
-    attempt: int
-
-
-class RaySweep:
-    """Measures tasks on a Ray cluster into a database.
-
-    ``address``: address of the cluster; empty: this machine's cluster. Raises `UnavailableError` when Ray is not
-    installed or no cluster responds.
+    The cluster is that of ``RAY_ADDRESS``, or of this machine. Raises `UnavailableError` when Ray is not installed, no
+    cluster responds, or it has no such device; the `GpuprofError` of the first failed task, after all other tasks have
+    ended. ``device``: ``"cpu"``, ``"gpu"``, the name of a device, or None: each worker's first GPU, else its CPU;
+    ``tell``: called with progress messages.
     """
-
-    def __init__(self, database: KernelDb, address: str = "") -> None:
-        self._database = database
-        self._ray = join_cluster(address)
-
-    def run(
-        self, tasks: Sequence[Task], device: str | None, tell: Callable[[str], None]
-    ) -> Iterator[ModelRow | ColocationRow]:
-        """Measure the tasks; yield the rows of ``models`` and ``colocations`` once they are stored in the database.
-
-        Raises `UnavailableError` when the cluster has no such device; the `GpuprofError` of the first failed task,
-        after all other tasks have ended. ``device``: ``"cpu"``, ``"gpu"``, the name of a device, or None: each worker's
-        first GPU, else its CPU; ``tell``: called with progress messages.
-        """
-        groups = self._group_workers(device)
-        tell("; ".join(f"{len(group.idle)} × {group.device}" for group in groups))
-        for group in groups:
-            group.waiting = [(task, 1) for task in tasks]
+    ray = join_cluster(os.environ.get("RAY_ADDRESS", ""))
+    try:
+        idle = _start_workers(ray, device)
+        tell("; ".join(f"{len(workers)} × {name}" for name, workers in idle.items()))
+        waiting = {name: list(tasks) for name in idle}
+        running: dict[Any, tuple[str, Any, Task]] = {}
         failures: list[GpuprofError] = []
-        running: dict[Any, _RunningTask] = {}
         while True:
-            for group in groups:
-                self._start_idle_workers(group, running)
+            for name, workers in idle.items():
+                while workers and waiting[name]:
+                    worker, task = workers.pop(), waiting[name].pop(0)
+                    seed = {table: database.read_table(table) for table in SEED_TABLES}
+                    running[worker.measure.remote(task, name, seed)] = (name, worker, task)
             if not running:
                 break
-            (reference,), _ = self._ray.wait(list(running), num_returns=1)
-            ended = running.pop(reference)
+            (reference,), _ = ray.wait(list(running), num_returns=1)
+            name, worker, task = running.pop(reference)
             try:
-                measured = self._ray.get(reference)
-            except self._ray.exceptions.RayActorError:
-                failures += self._measure_elsewhere(ended, [task.group for task in running.values()], tell)
+                measured: TaskResult = ray.get(reference)
+            except ray.exceptions.RayActorError:
+                fix = "see ray status; the same command measures what is missing"
+                failures.append(UnavailableError(f"{task.name}: its place in the cluster has gone", fix))
                 continue
-            ended.group.idle.append(ended.place)
-            yield from self._store(measured)
+            idle[name].append(worker)
+            yield from _store(database, measured)
             if measured.exit_code not in (0, UnstableError.exit_code):
                 kind = InputError if measured.exit_code == InputError.exit_code else UnavailableError
-                failures.append(kind(f"{ended.task.name} on {ended.group.device}: {measured.said}"))
+                failures.append(kind(f"{task.name} on {name}: {measured.said}"))
         if failures:
             raise failures[0]
+    finally:
+        ray.shutdown()
 
-    def _start_idle_workers(self, group: _WorkerGroup, running: dict[Any, _RunningTask]) -> None:
-        while group.idle and group.waiting:
-            place, (task, attempt) = group.idle.pop(), group.waiting.pop(0)
-            measuring = place.measure.remote(task, group.device, self._seed_tables())
-            running[measuring] = _RunningTask(group, place, task, attempt)
 
-    def _measure_elsewhere(
-        self, ended: _RunningTask, busy: Sequence[_WorkerGroup], tell: Callable[[str], None]
-    ) -> list[GpuprofError]:
-        """Reassign a task whose worker died; return the failure if that is impossible."""
-        group, task = ended.group, ended.task
-        if ended.attempt < _ATTEMPTS and (group.idle or any(busy_group is group for busy_group in busy)):
-            tell(f"a place with {group.device} has gone: {task.name} is measured elsewhere")
-            group.waiting.append((task, ended.attempt + 1))
-            return []
-        tasks = [task, *(task for task, _ in group.waiting)] if not group.idle and group not in busy else [task]
-        group.waiting = group.waiting if tasks == [task] else []
-        return [UnavailableError(f"{task.name}: its place in the cluster has gone", "see ray status") for task in tasks]
-
-    def close(self) -> None:
-        """Leave the cluster; its places end."""
-        self._ray.shutdown()
-
-    def _group_workers(self, device: str | None) -> list[_WorkerGroup]:
-        nodes = [node for node in self._ray.nodes() if node["Alive"]]
-        with_gpus = device != "cpu" and any(node["Resources"].get("GPU") for node in nodes)
-        places = [place for node in nodes for place in self._start_workers(node, with_gpus)]
-        names = self._ray.get([place.device.remote(device) for place in places])
-        groups: dict[str, _WorkerGroup] = {}
-        for place, name in zip(places, names, strict=True):
-            if name:
-                groups.setdefault(name, _WorkerGroup(name, [])).idle.append(place)
-        if not groups:
-            raise UnavailableError(f"the Ray cluster has no {device or 'place with a CPU or a GPU'}", "see ray status")
-        return list(groups.values())
-
-    def _start_workers(self, node: Mapping[str, Any], with_gpus: bool) -> Iterator[Any]:
-        """Yield an actor for each GPU of a node, or an actor with all its CPUs, to keep other work away meanwhile."""
-        strategies = import_module("ray.util.scheduling_strategies")
-        here = strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+def _start_workers(ray: Any, device: str | None) -> dict[str, list[Any]]:
+    """Return by device an actor for each GPU of the cluster, or for each node, with all its CPUs."""
+    strategies = import_module("ray.util.scheduling_strategies")
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    with_gpus = device != "cpu" and any(node["Resources"].get("GPU") for node in nodes)
+    workers = []
+    for node in nodes:
         resources = node["Resources"]
         count = int(resources.get("GPU", 0)) if with_gpus else min(1, int(resources.get("CPU", 0)))
+        # All CPUs of a node, to keep other work away meanwhile.
         share = {"num_gpus": 1, "num_cpus": 0} if with_gpus else {"num_cpus": int(resources.get("CPU", 0))}
-        for _ in range(count):
-            yield self._ray.remote(scheduling_strategy=here, **share)(SweepWorker).remote()
+        here = strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        workers += [ray.remote(scheduling_strategy=here, **share)(SweepWorker).remote() for _ in range(count)]
+    by_device: dict[str, list[Any]] = {}
+    for worker, name in zip(workers, ray.get([worker.device.remote(device) for worker in workers]), strict=True):
+        if name:
+            by_device.setdefault(name, []).append(worker)
+    if not by_device:
+        raise UnavailableError(f"the Ray cluster has no {device or 'place with a CPU or a GPU'}", "see ray status")
+    return by_device
 
-    def _seed_tables(self) -> dict[str, pa.Table]:
-        return {name: self._database.read_table(name) for name in SEED_TABLES}
 
-    def _store(self, measured: TaskResult) -> Iterator[ModelRow | ColocationRow]:
-        run_ids = set(self._database.read_table("runs", ["run_id"])["run_id"].to_pylist())
-        for run, tables in measured.runs.items():
-            # Seeds may differ: another worker may already have returned the same run.
-            if run in run_ids:
-                continue
-            self._database.append_tables(run, tables)
-            for name in ("models", "colocations"):
-                if name in tables:
-                    yield from cast("list[ModelRow | ColocationRow]", from_arrow(name, tables[name]))
+def _store(database: KernelDb, measured: TaskResult) -> Iterator[ModelRow | ColocationRow]:
+    run_ids = set(database.read_table("runs", ["run_id"])["run_id"].to_pylist())
+    for run, tables in measured.runs.items():
+        # Seeds may differ: another worker may already have returned the same run.
+        if run in run_ids:
+            continue
+        database.append_tables(run, tables)
+        for name in ("models", "colocations"):
+            if name in tables:
+                yield from cast("list[ModelRow | ColocationRow]", from_arrow(name, tables[name]))
 
 
 def task_of(model: str, path: Path, batch: int, options: Sequence[str]) -> Task:

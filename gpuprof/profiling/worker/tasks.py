@@ -202,15 +202,6 @@ class Resident:
             durations.append(time.perf_counter_ns() - start)
         return durations
 
-    def outputs(self) -> dict[str, Any] | None:
-        """Return the outputs of the loaded model; None for outputs that differ between runs."""
-        assert self._run is not None
-        # Copied: the next batch overwrites the outputs.
-        first = {
-            name: np.array(value) if isinstance(value, np.ndarray) else value for name, value in self._run().items()
-        }
-        return None if outputs_differ(first, self._run()) else first
-
 
 def profile_nodes(resident: Resident, model: Path, feeds: Feeds, directory: Path, effort: Effort) -> Path:
     """Run under the runtime's own profiler, and return the profile; the executed graph is ``optimized.onnx`` beside it.

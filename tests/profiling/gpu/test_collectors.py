@@ -122,21 +122,6 @@ def test_nvml_alone_times_and_samples(tools: Path) -> None:
 
 
 @pytest.mark.slow
-def test_outputs_that_differ_under_a_share_are_an_error_in_the_row(
-    tools: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    @contextmanager
-    def shares(*_: object, **__: object) -> Iterator[tuple[dict[str, str], ...]]:
-        yield ({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"},)
-
-    monkeypatch.setattr(collectors, "bind_shares", shares)
-    assert NsysCollector().collect(_request(tools, 50.0)).models[0].error is None
-    monkeypatch.setattr(collectors, "outputs_differ", lambda alone, shared: "output y differs")
-    (row,) = NsysCollector().collect(_request(tools, 50.0)).models
-    assert row.error == "output y differs" and row.sm_share_pct == 50.0 and row.latency_mean_ms is not None
-
-
-@pytest.mark.slow
 def test_what_a_profiler_does_not_see_under_a_share_is_left_out_and_the_timing_stays(
     tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

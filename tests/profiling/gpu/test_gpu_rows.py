@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from onnx import helper, save
 
@@ -16,7 +17,7 @@ from gpuprof.domain.catalogue import device
 from gpuprof.errors import InputError
 from gpuprof.graph.executed_graph import ExecutedNode
 from gpuprof.graph.load import load_graph
-from gpuprof.profiling.gpu.gpu_rows import Recording, kernel_rows, op_rows
+from gpuprof.profiling.gpu.gpu_rows import LEAST_BYTES, Recording, device_rows, kernel_rows, op_rows
 from gpuprof.profiling.gpu.node_join import join_nodes
 from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.profiling.timeline.timeline import Timeline
@@ -177,3 +178,40 @@ def test_the_gk_estimator_answers_from_a_pair_of_reports(
     (estimate,) = json.loads(capsys.readouterr().out)
     # The kernels of ops: 80 us of the fused node, 40 of each of the two others, and gaps between launches.
     assert estimate["latency_ms"] >= 0.16
+
+
+def _copies(*rows: tuple[int, int, str, str | None]) -> Recording:
+    copies = pd.DataFrame(rows, columns=["bytes", "duration_ns", "direction", "memory"]).assign(start_ns=0, repeat=0)
+    kernels = pd.DataFrame({"name": [], "repeat": []})
+    return Recording(kernels, (), {"nsys": "1", "ncu": "2"}, timeline=Timeline(kernels, "nsys", "1", copies=copies))
+
+
+def test_the_rate_of_the_link_is_that_of_the_commonest_large_copies_and_unknown_directions_are_null(
+    tmp_path: Path,
+) -> None:
+    request, mib = a_request(write_mlp(tmp_path / "m.onnx")), 2**20
+    copies = [
+        *[(10 * mib, 1_000_000, "h2d", "pageable"), (30 * mib, 1_000_000, "h2d", "pageable")],
+        (mib, 10_000, "h2d", "pinned"),
+        (LEAST_BYTES - 1, 900_000, "h2d", "pageable"),  # mostly overhead
+        (64 * mib, 10_000, "d2d", None),  # not over the link
+        (64 * mib, 10_000, "h2d", "unified"),  # pages on demand
+    ]
+    (row,) = device_rows(request, _copies(*copies))
+    assert row.measured and row.run_id == request.run_id and row.pcie_memory == "pageable"
+    assert row.pcie_bytes_per_s == pytest.approx(40 * mib / 2e-3) and row.pcie_d2h_bytes_per_s is None
+    assert row.source is not None and "2 copies h2d of pageable memory" in row.source and row.source.endswith("by nsys")
+    (row,) = device_rows(request, _copies((mib, 200, "d2h", None)))
+    assert row.pcie_bytes_per_s is None and row.pcie_memory is None
+    assert row.pcie_d2h_bytes_per_s == pytest.approx(mib / 2e-7)
+    assert device_rows(request, _copies((4096, 10, "h2d", "pinned"), (2 * mib, 0, "h2d", None))) == ()
+
+
+def test_a_trace_of_torch_gives_the_rate_of_its_runs(tmp_path: Path) -> None:
+    document = trace()
+    for event in document["traceEvents"]:
+        if event.get("cat") == "gpu_memcpy" and "HtoD" in event["name"]:
+            event["args"]["bytes"] = 3 * 2**20
+    timeline = read_json_trace(write(tmp_path / "t.json", document)).select_runs()
+    (row,) = device_rows(a_request(write_mlp(tmp_path / "m.onnx")), _recording(timeline))
+    assert row.pcie_memory == "pageable" and row.pcie_bytes_per_s == pytest.approx(3 * 2**20 / 5e-6)

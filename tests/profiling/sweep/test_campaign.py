@@ -186,24 +186,6 @@ def test_what_ran_beside_has_the_precision_of_its_own_model(
     assert record_variants(collected, (job, job), CPU).colocations[0].runtime is None
 
 
-def test_a_gap_between_launches_that_is_longer_than_the_batch_is_refused(
-    tmp_path: Path, collector: FakeCollector, model: Path
-) -> None:
-    collect = collector.collect
-
-    def with_gap(request: Request) -> Collected:
-        collected = collect(request)  # of 2 ms alone
-        gap_ms = 2.5 if request.job.graph.batch == 1 else 1.5
-        return replace(collected, models=tuple(replace(row, dispatch_ms=gap_ms) for row in collected.models))
-
-    collector.collect = with_gap  # type: ignore[method-assign]
-    _run(tmp_path, collector, [Cell(a_job(model, 1)), Cell(a_job(model, 2))])
-    database = KernelDb(tmp_path / "db")
-    assert [row["dispatch_ms"] for row in database.read_table("models").to_pylist()] == [None, 1.5]
-    notes = [run["notes"] for run in database.read_table("runs").to_pylist()]
-    assert "longer than the batch: 2.5 ms of 2 ms" in notes[0] and "longer" not in notes[1]
-
-
 def test_unstable_rows_are_left_as_they_are_where_time_is_short(
     tmp_path: Path, collector: FakeCollector, model: Path
 ) -> None:
