@@ -8,7 +8,7 @@ from gpuprof.cli.options import DEFAULT_DB, DbOption
 from gpuprof.cli.output import Column, Format, print_rows, print_text
 
 if TYPE_CHECKING:
-    from gpuprof.machine.finding import Finding
+    from gpuprof.machine.doctor import Finding
 
 _FIELDS = tuple(Column(key, key, right=False) for key in ("topic", "name", "status", "detail", "fix"))
 _COLUMNS = (

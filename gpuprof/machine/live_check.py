@@ -17,10 +17,9 @@ from gpuprof.domain.deployment import Gpu, Node
 from gpuprof.domain.device import Device
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import UnavailableError
-from gpuprof.machine.finding import ANSWER_S
 from gpuprof.machine.gpu import local_gpus
 from gpuprof.machine.mig_layout import MigLayout, read_layout
-from gpuprof.machine.mps import DEFAULT_PIPE, PERCENTAGE
+from gpuprof.machine.mps import ANSWER_S, DEFAULT_PIPE, PERCENTAGE
 from gpuprof.runtime.providers import MPS_PIPE
 
 _CLIENT = "from gpuprof.machine.visible_sms import visible_sms; print(visible_sms() or '')"

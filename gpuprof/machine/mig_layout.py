@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuprof.errors import UnavailableError
-from gpuprof.machine.finding import ANSWER_S
+from gpuprof.machine.mps import ANSWER_S
 
 NVIDIA_SMI = "nvidia-smi"
 #: A line of ``nvidia-smi mig -lgi``: GPU, name, profile id, instance id, placement (start:size).

@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuprof.errors import InputError, UnavailableError
-from gpuprof.machine.finding import ANSWER_S
 from gpuprof.runtime.providers import MPS_PIPE
 
 CONTROL = "nvidia-cuda-mps-control"
 LOG = "CUDA_MPS_LOG_DIRECTORY"
 PERCENTAGE, MEMORY = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 DEFAULT_PIPE = "/tmp/nvidia-mps"
+#: Time for an answer of a tool or the driver: a first start of CUDA on a cold disk takes tens of seconds.
+ANSWER_S = 120.0
 #: Seconds: for a daemon that was started to answer, between two attempts.
 _START_S, _PAUSE_S = 5.0, 0.1
 _LOG_TAIL = 300

@@ -4,29 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from gpuprof.domain.plural import count_of
-from gpuprof.machine.finding import Finding, MachineView, Status
-from gpuprof.machine.gpu_findings import gpu_findings, profiler_findings
-from gpuprof.machine.host_findings import host_findings, runtime_findings, storage_findings
+from gpuprof.machine.doctor import Finding, MachineView, Status, examine_machine
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.devices import database_path
 from gpuprof.pipeline.result import Result
-
-
-def examine_machine(machine: MachineView, database: Path) -> tuple[Finding, ...]:
-    """Return the capabilities of this machine, and a remedy for each missing part.
-
-    ``database``: directory of the kernel database, which need not exist.
-    """
-    return (
-        *gpu_findings(machine),
-        *profiler_findings(machine),
-        *runtime_findings(machine),
-        *host_findings(machine),
-        *storage_findings(database),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuprof.cli.main import main
-from gpuprof.machine.finding import Finding, Status
+from gpuprof.machine.doctor import Finding, Status
 from gpuprof.pipeline.doctor import DoctorResult
 
 

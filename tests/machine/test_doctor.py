@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from gpuprof.cli.main import main
-from gpuprof.machine.finding import Finding, MachineView, Status
-from gpuprof.pipeline.doctor import examine_machine
+from gpuprof.machine.doctor import Finding, MachineView, Status, examine_machine
 
 
 def _bare(root: Path, **ways: Any) -> MachineView:
