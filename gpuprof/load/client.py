@@ -23,7 +23,7 @@ from http import HTTPStatus
 from multiprocessing.connection import Connection as Pipe
 from typing import TYPE_CHECKING
 
-from gpuprof.machine.scheduling import shorten_wakeup_latency
+from gpuprof.machine.cores import shorten_wakeup_latency
 from gpuprof.serving.transport.server_timing import NAME, UNKNOWN_MS, ServerTimes, read_times
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Linux control groups, version 1 and 2: the limits on this process, and a quota on CPU time of its own."""
+"""Shares of a CPU: whole cores by affinity, fractions of a core by the quota of a Linux control group (v1 or v2)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuprof.errors import UnavailableError
+from gpuprof.machine.cores import allowed_cores
+from gpuprof.rules.cpu_slices import CpuSlice
 
 _PREFIX = "gpuprof-"
 # A short period keeps batches even: with half a core and the kernel's period of 100 ms, a batch of 5 ms would run at
@@ -193,3 +195,34 @@ def _unavailable(tried: str) -> UnavailableError:
         f"cannot hold a fraction of a core: no writable control group for CPU time (tried {tried})",
         "use shares that are whole cores, or run where cgroups can be written",
     )
+
+
+def own_cores() -> tuple[int, ...]:
+    """Return the cores that this process can keep busy, sorted: as many of its allowed cores as its quota permits."""
+    allowed = sorted(allowed_cores())
+    return tuple(allowed[: usable_cores(len(allowed), cpu_quota_cores())])
+
+
+@contextmanager
+def confine_to_share(part: CpuSlice, name: str) -> Iterator[None]:
+    """Hold this process, and all threads started inside the context, to ``part``.
+
+    ``name``: name of the quota's cgroup: processes with the same name share the quota. Raises `UnavailableError`
+    when a core is not available to this process, or no cgroup quota can be set here.
+    """
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, part.cores)
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot run on cores {','.join(map(str, part.cores))}: {error.strerror}",
+            f"this process may use {','.join(map(str, sorted(before)))}",
+        ) from error
+    try:
+        if part.quota_cores is None:
+            yield
+        else:
+            with CpuQuota.enter(name, part.quota_cores):
+                yield
+    finally:
+        os.sched_setaffinity(0, before)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gpuprof.domain.device import Device
 from gpuprof.machine.cgroup import cpu_quota_cores, memory_limit_bytes, read_text, usable_cores
-from gpuprof.machine.core_sharing import allowed_cores
+from gpuprof.machine.cores import allowed_cores
 
 #: Bandwidth assumed without a measurement: easily reached by a core of a server, and by four channels of DDR4.
 ASSUMED_BYTES_PER_S_A_CORE = 8e9

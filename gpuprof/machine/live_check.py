@@ -22,7 +22,7 @@ from gpuprof.machine.mig_layout import MigLayout, read_layout
 from gpuprof.machine.mps import ANSWER_S, DEFAULT_PIPE, PERCENTAGE
 from gpuprof.runtime.providers import MPS_PIPE
 
-_CLIENT = "from gpuprof.machine.visible_sms import visible_sms; print(visible_sms() or '')"
+_CLIENT = "from gpuprof.machine.nvml import visible_sms; print(visible_sms() or '')"
 
 #: SMs are granted in pairs (TPCs): a client may get one pair more than its percentage.
 _PAIR = 2

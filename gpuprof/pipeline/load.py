@@ -36,7 +36,7 @@ from gpuprof.load.load import (
 )
 from gpuprof.load.report import ModelResult
 from gpuprof.load.target import Target, describe_assumed
-from gpuprof.machine.core_sharing import allowed_cores, avoiding_cores
+from gpuprof.machine.cores import allowed_cores, avoiding_cores
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
 from gpuprof.pipeline.machine_check import check_machine, describe_stolen, is_local, worker_cores
 from gpuprof.pipeline.model_files import locate_files, require_planned_files

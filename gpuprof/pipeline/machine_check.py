@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import InputError
-from gpuprof.machine.core_sharing import allowed_cores
-from gpuprof.machine.cpu_share import own_cores
+from gpuprof.machine.cgroup import own_cores
+from gpuprof.machine.cores import allowed_cores
 from gpuprof.machine.machine_load import MachineLoad, measure_lateness
 from gpuprof.rules.cpu_slices import plan_shared_slices
 

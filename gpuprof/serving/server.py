@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuprof.errors import GpuprofError
-from gpuprof.machine.core_sharing import CoreSharing
-from gpuprof.machine.scheduling import shorten_wakeup_latency
+from gpuprof.machine.cores import avoid_cores, shorten_wakeup_latency
 from gpuprof.serving.change.adapt import Adapter
 from gpuprof.serving.change.shadow import StandbyController
 from gpuprof.serving.change.worker_fleet import PlanChange, WorkerFleet
@@ -59,7 +58,6 @@ class Server:
         self._planner = planner
         self._settings = settings
         self._stop = asyncio.Event()
-        self._cores = CoreSharing()
         self.stalls = StallMeter(time.monotonic())
         self._arena = Arena(settings.buffer_bytes, poison=os.environ.get(POISON_VARIABLE) == "1")
         self.router = Router(self._arena, settings.tracer)
@@ -173,7 +171,7 @@ class Server:
         parts = await self._engine.parts(self._planner.nodes(source))
         plan = await asyncio.to_thread(self._planner.plan, source, parts)
         move = await self._worker_fleet.move(source.deployment, plan)
-        self._cores.take(self._worker_fleet.local_cores())
+        avoid_cores(self._worker_fleet.local_cores())
         return move
 
     async def _watch(self) -> None:
@@ -183,7 +181,6 @@ class Server:
             now = time.monotonic()
             for worker in self._worker_fleet.workers:
                 worker.watch(now, self.stalls.stalled_since)
-            self._cores.watch(now)
             await self._front.watch(now)
             for model in self.router.list_models():
                 model.forget_cancelled()

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import ctypes
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from gpuprof.machine.nvml import ask_nvml, decode_nvml, load_nvml
+from gpuprof.machine.nvml import ask_nvml, decode_nvml, load_nvml, visible_sms
 
 
 class _RefusalError(Exception):
@@ -32,3 +34,26 @@ def test_texts_of_older_bindings_are_decoded() -> None:
 def test_without_the_binding_there_is_no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert load_nvml() is None
+
+
+def _driver(sms: int, fails: str = "") -> Any:
+    def attribute(count: Any, number: int, device: Any) -> int:
+        assert number == 16
+        count._obj.value = sms
+        return int(fails == "attribute")
+
+    return SimpleNamespace(
+        cuInit=lambda flags: int(fails == "init"), cuDeviceGet=lambda device, index: 0, cuDeviceGetAttribute=attribute
+    )
+
+
+def test_a_client_is_told_its_part_of_the_sms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: _driver(66))
+    assert visible_sms() == 66
+    for fails in ("init", "attribute"):
+        monkeypatch.setattr(ctypes, "CDLL", lambda name, fails=fails: _driver(66, fails))
+        assert visible_sms() is None
+
+
+def test_without_a_driver_nothing_is_known() -> None:
+    assert visible_sms("libno-such-driver.so") is None

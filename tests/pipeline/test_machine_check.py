@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.machine.cpu_share import own_cores
+from gpuprof.machine.cgroup import own_cores
 from gpuprof.pipeline.machine_check import MachineCheck, worker_cores
 from tests.simulator.maps import make_map, replica
 

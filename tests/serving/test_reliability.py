@@ -18,8 +18,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from gpuprof.errors import UnavailableError
-from gpuprof.machine.cgroup import quota_parent
-from gpuprof.machine.cpu_share import own_cores
+from gpuprof.machine.cgroup import own_cores, quota_parent
 from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, eventually, has_ended, map_of, read_answer, replica, running
 

@@ -23,7 +23,7 @@ from gpuprof.estimators.learned.training_set import (
 )
 from gpuprof.estimators.measured.surface import BatchCurve
 from gpuprof.estimators.memory import peak_activation_bytes
-from gpuprof.machine.cpu_share import own_cores
+from gpuprof.machine.cgroup import own_cores
 
 ROOFLINE = "roofline"
 #: `estimate`'s source on a device with measured models but no trained regressors.

@@ -11,8 +11,7 @@ from typing import Any, Self
 
 from gpuprof.domain.share import Share
 from gpuprof.errors import GpuprofError, InputError
-from gpuprof.machine.cgroup import remove_group
-from gpuprof.machine.cpu_share import own_cores
+from gpuprof.machine.cgroup import own_cores, remove_group
 from gpuprof.machine.machine_load import MachineLoad
 from gpuprof.profiling.worker.job import DEFAULT_LIMITS, Job, TimingLimits
 from gpuprof.profiling.worker.process import PATIENCE_S, Worker

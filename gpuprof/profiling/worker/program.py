@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from gpuprof.errors import GpuprofError, UnavailableError
-from gpuprof.machine.cpu_share import confine_to_share
+from gpuprof.machine.cgroup import confine_to_share
 from gpuprof.profiling.worker.tasks import Resident, WorkerSetup
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuprof.machine.visible_sms import visible_sms
+from gpuprof.machine.nvml import visible_sms
 from gpuprof.profiling.worker.job import TimingLimits
 from gpuprof.profiling.worker.runner import Run, session_run
 from gpuprof.profiling.worker.statistics import is_median_known

@@ -25,7 +25,7 @@ from typing import Any
 
 from gpuprof.errors import GpuprofError
 from gpuprof.machine.cgroup import remove_group
-from gpuprof.machine.core_sharing import CoreSharing
+from gpuprof.machine.cores import avoid_cores
 from gpuprof.machine.mig_layout import MigLayout, apply_layout, restore_layout
 from gpuprof.machine.mps import MpsDaemon, adopt_daemon, mps_daemon
 from gpuprof.runtime.module_command import module_command
@@ -145,7 +145,6 @@ class MachineProcess:
         self._router_has_gone = asyncio.Event()
         self._connection = FrameConnection(self)
         self._gpus = GpuHolder(self._send_takeover_state)
-        self._cores = CoreSharing()
 
     async def run(self) -> None:
         """Keep workers until the router has gone, then end them. Raises `OSError` when the router does not answer."""
@@ -212,7 +211,7 @@ class MachineProcess:
         """Leave the workers' cores, unless a worker without own cores would inherit this process's affinity."""
         orders = [order for worker in self._workers.values() for order in worker.orders.values()]
         are_confined = all(order.cores for order in orders)
-        self._cores.take({core for order in orders for core in order.cores} if are_confined else ())
+        avoid_cores({core for order in orders for core in order.cores} if are_confined else ())
 
     async def _start(self, orders: Mapping[str, WorkerOrder]) -> LivingProcess:
         order = next(iter(orders.values()))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gpuprof.machine.cpu_share import own_cores
+from gpuprof.machine.cgroup import own_cores
 from gpuprof.machine.gpu import LocalGpu, LocalMigInstance, list_local_gpus
 from gpuprof.machine.mps import MpsDaemon
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from gpuprof.domain.file_access import refuse_pipe
 from gpuprof.errors import GpuprofError, InputError
-from gpuprof.machine.cpu_share import confine_to_share
+from gpuprof.machine.cgroup import confine_to_share
 from gpuprof.rules.cpu_slices import CpuSlice
 from gpuprof.runtime.providers import ORT_CUDA
 from gpuprof.serving.transport.arena import map_arena

@@ -7,7 +7,7 @@ import pytest
 
 from gpuprof.domain.share import Share
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.machine.cpu_share import own_cores
+from gpuprof.machine.cgroup import own_cores
 from gpuprof.profiling.cpu import ceilings
 from gpuprof.profiling.cpu.ceilings import measure_ceilings
 from gpuprof.profiling.cpu.ort import OrtCollector

@@ -8,7 +8,7 @@ import pytest
 
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.machine.cpu_share import own_cores
+from gpuprof.machine.cgroup import own_cores
 from gpuprof.machine.machine_load import MachineLoad
 from gpuprof.profiling.worker.measurement import Crew, ShareBinding, slices_of
 from gpuprof.profiling.worker.process import Worker

@@ -14,8 +14,7 @@ import pytest
 from gpuprof.errors import UnavailableError
 from gpuprof.load.load import LoadSettings, RequestStream, run_load
 from gpuprof.load.target import Target
-from gpuprof.machine.cgroup import quota_parent
-from gpuprof.machine.cpu_share import own_cores
+from gpuprof.machine.cgroup import own_cores, quota_parent
 from gpuprof.rules.cpu_slices import CpuSlice
 from gpuprof.serving.machine.orders import GpuShare, WorkerOrder
 from gpuprof.serving.plan.shadow_plan import SpareResources, Standby

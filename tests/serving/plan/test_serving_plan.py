@@ -6,7 +6,7 @@ import pytest
 
 from gpuprof.domain.map_file import parse_map
 from gpuprof.errors import InputError, UnavailableError
-from gpuprof.machine.cpu_share import own_cores
+from gpuprof.machine.cgroup import own_cores
 from gpuprof.serving.plan.serving_plan import MapSource, Planner
 from tests.serving.running import map_of, replica
 

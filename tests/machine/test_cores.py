@@ -13,7 +13,7 @@ needs_two = pytest.mark.skipif(len(CORES) < 2, reason="takes two cores")
 
 
 def run(program: str) -> str:
-    modules = "gpuprof.machine.core_sharing", "gpuprof.machine.cpu_share"
+    modules = "gpuprof.machine.cores", "gpuprof.machine.cgroup"
     head = "import os, subprocess, sys, threading\n" + "".join(f"from {module} import *\n" for module in modules)
     completed = subprocess.run([sys.executable, "-c", head + program], capture_output=True, text=True, check=True)
     return completed.stdout.strip()
@@ -37,22 +37,6 @@ def test_where_every_core_computes_nothing_changes() -> None:
 
 
 @needs_two
-def test_a_process_that_fills_the_free_cores_uses_the_others_too_until_it_has_less_to_do() -> None:
-    program = f"""
-sharing = CoreSharing()
-sharing._looked = sharing._spent_s = 0.0
-sharing.take({CORES[1:]})
-seen = [sharing._is_off]
-sharing.watch(4.0, 1.0); seen.append(sharing._is_off)
-sharing.watch(8.0, 4.9); seen.append(sharing._is_off)
-sharing.watch(12.0, 5.5); seen.append(sharing._is_off)
-sharing.take([]); seen.append(sharing._is_off)
-print(seen, sorted(os.sched_getaffinity(0)) == {CORES})
-"""
-    assert run(program) == "[True, True, False, True, False] True"
-
-
-@needs_two
 def test_processes_that_are_started_inside_stay_off_too() -> None:
     program = f"""
 with avoiding_cores([{CORES[0]}]):
@@ -61,3 +45,8 @@ with avoiding_cores([{CORES[0]}]):
 print(sorted(os.sched_getaffinity(0)) == {CORES})
 """
     assert run(program).split("\n") == [str(CORES[1:]), "", "True"]
+
+
+def test_who_answers_quickly_stays_an_ordinary_process_of_the_same_priority() -> None:
+    program = "shorten_wakeup_latency(); print(os.sched_getscheduler(0), os.getpriority(0, 0))"
+    assert run(program) == f"{os.SCHED_OTHER} {os.getpriority(os.PRIO_PROCESS, 0)}"
