@@ -83,14 +83,14 @@ def main() -> int:
         pairs = read_pairs(folder / "pairs.csv", make_estimator("igniter", database))
     rows, numbers = compare_profile(folder / "config.jsonl", pairs)
     heads = ("figure", "quantity", "at", "measured", "modelled", "error %")
-    columns = [Column(str(i), head, number_formatter(4), right=i > 2) for i, head in enumerate(heads)]
+    columns = [Column(str(i), head, number_formatter(4)) for i, head in enumerate(heads)]
     records = [{str(i): cell for i, cell in enumerate(row)} for row in rows]
     print_rows(records, columns, Format.TABLE, "Figures 4, 5, 7, 8 and 9: a V100 beside iGniter's model")
     errors = list_errors(pairs)
-    shown = [Column(key, key, number_formatter(3), right=key != "model") for key in errors[0]]
+    shown = [Column(key, key) for key in errors[0]]
     print_rows(errors, shown, Format.TABLE, "Figures 11 and 12: mean error of the predicted latency, %")
     printed = [number.row() for number in (*numbers, *list_printed_errors(pairs))]
-    print_rows(printed, [Column(key, key, right=False) for key in printed[0]], Format.TABLE)
+    print_rows(printed, [Column(key, key) for key in printed[0]], Format.TABLE)
     for reason in _REASONS:
         print_text(f"* {reason}")
     return 0

@@ -68,7 +68,7 @@ def main() -> int:
         }
         for name, figure in figures.items()
     ]
-    columns = [Column(key, key, number_formatter(4), right=key != "scheduler") for key in rows[0]]
+    columns = [Column(key, key, number_formatter(4)) for key in rows[0]]
     print_rows(rows, columns, Format.TABLE, f"USHER Figure 24: {_RATE_RPS:g} requests/s in the mean for {seconds:g} s")
     printed = [
         PrintedNumber(
@@ -81,7 +81,7 @@ def main() -> int:
         for usher in _USHERS
         for baseline in _BASELINES
     ]
-    print_rows(printed, [Column(key, key, right=False) for key in printed[0]], Format.TABLE)
+    print_rows(printed, [Column(key, key) for key in printed[0]], Format.TABLE)
     return 0
 
 

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from gpuprof.cli.output import Column, Format, print_rows
+from gpuprof.cli.output import Format, make_columns, print_rows
 from gpuprof.pipeline.serve import ServeSettings
 
-_COLUMNS = tuple(Column(name, name, right=False) for name in ("replica", "change", "reason"))
+_COLUMNS = make_columns("replica change reason")
 
 
 def apply(

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from gpuprof.cli.options import ModelsArgument
-from gpuprof.cli.output import Column, Format, print_rows, say_note, show_progress
-from gpuprof.domain.number_format import number_formatter
+from gpuprof.cli.output import Format, make_columns, print_rows, say_note, show_progress
 from gpuprof.pipeline.calibrate import CalibrateOptions
 
-_COLUMNS = (
-    Column("of", "of", right=False),
-    Column("coefficient", "coefficient", right=False),
-    Column("value", "value", number_formatter(4)),
-    Column("unit", "unit", right=False),
-)
-_RANKED = (
-    Column("interference", "interference", right=False),
-    Column("left_out", "left out", lambda value: f"each {value}", right=False),
-    Column("rows", "latencies"),
-    Column("mean_pct", "mean error %", number_formatter(3)),
-    Column("p95_pct", "95th percentile %", number_formatter(3)),
-    Column("interval", "measured / predicted, 90%"),
-    Column("coefficients", "coefficients", right=False),
+_COLUMNS = make_columns("of coefficient value unit")
+_RANKED = make_columns(
+    "interference left_out rows:latencies mean_pct:mean_error_% p95_pct:95th_percentile_% "
+    "interval:measured_/_predicted,_90% coefficients",
+    {"left_out": lambda value: f"each {value}"},
 )
 
 

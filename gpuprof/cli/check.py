@@ -7,15 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpuprof.cli.options import MapFileArgument
-from gpuprof.cli.output import Column, Format, print_json, print_rows, say_note
+from gpuprof.cli.output import Format, make_columns, print_json, print_rows, say_note
 from gpuprof.domain.plural import count_of
 from gpuprof.pipeline.check import CheckOptions
 
-_COLUMNS = (
-    Column("rule", "rule", right=False),
-    Column("where", "where", right=False),
-    Column("message", "what is wrong", right=False),
-)
+_COLUMNS = make_columns("rule where times message:what_is_wrong")
 
 
 def check(
@@ -35,7 +31,7 @@ def check(
     elif chosen is Format.CSV:
         print_rows(rows, _COLUMNS, chosen)
     elif rows:
-        print_rows(group_equal(rows), (*_COLUMNS[:2], Column("times", "times"), *_COLUMNS[2:]), chosen)
+        print_rows(group_equal(rows), _COLUMNS, chosen)
     else:
         replicas = sum(1 for _ in result.deployment.places())
         devices = count_of(result.deployment.predicted.gpus, "device")

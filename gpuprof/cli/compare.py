@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 import typer
 from pydantic import Field
 
-from gpuprof.cli.output import Column, ColumnRole, Format, print_rows, print_text, say_note, show_progress
+from gpuprof.cli.output import Column, Format, make_columns, print_rows, print_text, say_note, show_progress
 from gpuprof.cli.place import DemandOptions
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.validation import NotNegative
@@ -20,46 +20,49 @@ from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.pipeline.planning_options import ComparisonOptions
 from gpuprof.pipeline.settings import Settings, option
 
-_COLUMNS = (
-    Column("policy", "policy", right=False, role=ColumnRole.SUBJECT),
-    Column("gpus", "GPUs"),
-    Column("cost_per_hour", "$/h", number_formatter(4)),
-    Column("goodput_rps", "goodput/s", number_formatter(4)),
-    Column("missing_rps", "missing/s", number_formatter(4)),
-    Column("internal_slack", "unused in shares", lambda value: _to_percent(value)),
-    Column("external_fragmentation", "not allocated", lambda value: _to_percent(value)),
-    Column("fairness", "fairness", number_formatter(3)),
-    Column("lower_bound_gpus", "bound"),
-    Column("gpus_at_lower_ends", "GPUs at lower ends", role=ColumnRole.DERIVED),
-    Column("gpus_at_upper_ends", "GPUs at upper ends"),
-    Column("seconds", "seconds", lambda value: _to_hundredths(value)),
-    Column("sources", "times", lambda value: _shorten_sources(value), right=False),
-    Column("remark", "remark", right=False),
-)
-#: Columns of policies that serve as columns of kinds of devices, too.
-_SHARED = ("gpus", "cost_per_hour", "missing_rps", "lower_bound_gpus", "gpus_at_upper_ends", "sources", "remark")
-_GPU_COLUMNS = (
-    Column("device", "device", right=False, role=ColumnRole.SUBJECT),
-    Column("cost_per_million", "$/million requests", number_formatter(3)),
-    Column("compute_utilization", "busy", lambda value: _to_percent(value)),
-    *(column for column in _COLUMNS if column.key in _SHARED),
-)
 _SOURCE = re.compile(r"\d[\d,]* replicas? \((\S+) of the requests\) ([^;]+)")
 
-_CELL_COLUMNS = (
-    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
-    Column("dims", "dims", right=False, role=ColumnRole.KEY),
-    Column("device", "device", right=False, role=ColumnRole.KEY),
-    Column("share", "share", right=False, role=ColumnRole.KEY),
-    Column("processes", "procs", role=ColumnRole.KEY),
-    Column("batch", "batch", role=ColumnRole.SUBJECT),
-    Column("before_ms", "before ms", number_formatter(4)),
-    Column("after_ms", "after ms", number_formatter(4)),
-    Column("change_pct", "change", lambda value: _to_signed(value)),
-    Column("smallest_pct", "smallest seen", lambda value: _to_signed(value)),
-    Column("runs", "runs", right=False, role=ColumnRole.KEY),
-    Column("verdict", "verdict", right=False),
-    Column("ops", "from", right=False),
+
+def _to_percent(value: object) -> str:
+    return f"{value:.0%}" if isinstance(value, int | float) else "–"
+
+
+def _to_signed(value: object) -> str:
+    return f"{value:+.1f}%" if isinstance(value, int | float) else "–"
+
+
+def _shorten_sources(value: object) -> str:
+    """Show ``"2 replicas (87% of the requests) measured; …"`` as ``"measured 87%; …"``."""
+    return _SOURCE.sub(r"\2 \1", str(value)) if value else "–"
+
+
+_SHOW = {
+    "compute_utilization": _to_percent,
+    "external_fragmentation": _to_percent,
+    "internal_slack": _to_percent,
+    "seconds": lambda value: f"{value:,.2f}",
+    "sources": _shorten_sources,
+}
+_COLUMNS = make_columns(
+    "policy gpus cost_per_hour goodput_rps missing_rps internal_slack:unused_in_shares "
+    "external_fragmentation:not_allocated fairness lower_bound_gpus:bound gpus_at_lower_ends:GPUs_at_lower_ends "
+    "gpus_at_upper_ends:GPUs_at_upper_ends seconds sources:times remark",
+    _SHOW,
+)
+_GPU_COLUMNS = make_columns(
+    "device cost_per_million:$/million_requests compute_utilization:busy gpus cost_per_hour missing_rps "
+    "lower_bound_gpus:bound gpus_at_upper_ends:GPUs_at_upper_ends sources:times remark",
+    _SHOW,
+)
+_CELL_COLUMNS = make_columns(
+    "model dims device share processes batch before_ms after_ms change_pct:change smallest_pct:smallest_seen runs "
+    "verdict ops:from",
+    {
+        "before_ms": number_formatter(4),
+        "after_ms": number_formatter(4),
+        "change_pct": _to_signed,
+        "smallest_pct": _to_signed,
+    },
 )
 
 
@@ -227,20 +230,3 @@ def _require_any(rows: Sequence[Mapping[str, object]], compared: str) -> None:
     """Raise `InfeasibleError` when no row places anything."""
     if not any(row["gpus"] for row in rows):
         raise InfeasibleError(f"no {compared} places any of the demands")
-
-
-def _to_hundredths(value: object) -> str:
-    return f"{value:,.2f}" if isinstance(value, float) else "–"
-
-
-def _to_signed(value: object) -> str:
-    return f"{value:+.1f}%" if isinstance(value, int | float) else "–"
-
-
-def _to_percent(value: object) -> str:
-    return f"{value:.0%}" if isinstance(value, int | float) else "–"
-
-
-def _shorten_sources(value: object) -> str:
-    """Show ``"2 replicas (87% of the requests) measured; …"`` as ``"measured 87%; …"``."""
-    return _SOURCE.sub(r"\2 \1", str(value)) if value else "–"

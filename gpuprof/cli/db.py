@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.options import DEFAULT_DB, DbOption, Verbs
-from gpuprof.cli.output import Column, ColumnRole, Format, print_rows, say_note
-from gpuprof.domain.number_format import number_formatter
+from gpuprof.cli.output import Column, Format, print_rows, say_note
 from gpuprof.domain.plural import count_of
 
 app = Verbs(help="Query, compact and fill the kernel database.")
@@ -30,11 +29,6 @@ _SEEN = {
     "solo_latency_mean_ms stable error",
 }
 
-#: Columns that identify a row in those tables.
-_KEYS = frozenset(
-    {"run_id", "model", "device", "batch", "sm_share_pct", "mig_profile", "processes", "beside", "position"}
-)
-
 #: A time to the microsecond, of which people read the seconds.
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)(\.\d+)?\+00:00")
 
@@ -46,7 +40,7 @@ def list_models(db: DbOption = DEFAULT_DB, chosen: Format = Format.TABLE) -> Non
 
     result = list_measured_models(db)
     rows = result.rows()
-    print_rows(rows, _columns(result.columns, rows), chosen)
+    _print(result.columns, rows, chosen)
     if not rows:
         say_note(f"{db} holds no measurements (gpuprof profile MODEL.onnx --db {db} makes some)")
 
@@ -70,7 +64,7 @@ def show(
             return
         names = tuple(name for name in _SEEN.get(table, _SEEN["models"]).split() if name in names)
     rows = [{name: row[name] for name in names} for row in result.rows()]
-    print_rows(rows, _columns(names, rows, _KEYS), chosen)
+    _print(names, rows, chosen)
 
 
 @app.command(short_help="Run an SQL query on the tables.")
@@ -89,7 +83,7 @@ def sql(
         return
     if chosen is Format.TABLE:  # columns that were asked for are shown without a value, too
         rows = [{name: "–" if value is None else value for name, value in row.items()} for row in rows]
-    print_rows(rows, _columns(result.columns, rows), chosen)
+    _print(result.columns, rows, chosen)
 
 
 @app.command(short_help="Merge many small runs into one.")
@@ -116,34 +110,16 @@ def import_measurements(
     from gpuprof.pipeline.db import import_measurements as bring_in
 
     rows = bring_in(files, device=device, db=db).rows()
-    print_rows(rows, _columns(("file", "form", "device", "rows", "note"), rows), chosen)
+    _print(("file", "form", "device", "rows", "note"), rows, chosen)
 
 
-def _columns(
-    names: Sequence[str], rows: Sequence[Mapping[str, object]], keys: frozenset[str] = frozenset()
-) -> list[Column]:
-    """Return columns with numbers to the right and all else to the left; some may be keys of the rows."""
-    return [
-        Column(
-            name,
-            name,
-            number_formatter(4) if _has_numbers(name, rows) else _plain,
-            right=_has_numbers(name, rows),
-            role=ColumnRole.KEY if name in keys else ColumnRole.FIGURE,
-        )
-        for name in names
-    ]
+def _print(names: Sequence[str], rows: Sequence[Mapping[str, object]], chosen: Format) -> None:
+    """Print columns under the names that queries give them; people read times to the second."""
+    if chosen is Format.TABLE:
+        rows = [{name: _shorten_time(row[name]) for name in names} for row in rows]
+    print_rows(rows, [Column(name, name) for name in names], chosen)
 
 
-def _has_numbers(name: str, rows: Sequence[Mapping[str, object]]) -> bool:
-    return all(isinstance(row[name], int | float | None) and not isinstance(row[name], bool) for row in rows)
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if time := _TIME.fullmatch(str(value)):
-        return f"{time[1]}T{time[2]}"  # a single word, which a column does not break
-    if isinstance(value, list):
-        return ", ".join(map(_plain, value))
-    return number_formatter(4)(value) if isinstance(value, float) else str(value)
+def _shorten_time(value: object) -> object:
+    time = _TIME.fullmatch(value) if isinstance(value, str) else None
+    return f"{time[1]}T{time[2]}" if time else value  # a single word, which a column does not break

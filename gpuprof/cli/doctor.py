@@ -5,17 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuprof.cli.options import DEFAULT_DB, DbOption
-from gpuprof.cli.output import Column, Format, print_rows, print_text
+from gpuprof.cli.output import Format, make_columns, print_rows, print_text
 
 if TYPE_CHECKING:
     from gpuprof.machine.doctor import Finding
 
-_FIELDS = tuple(Column(key, key, right=False) for key in ("topic", "name", "status", "detail", "fix"))
-_COLUMNS = (
-    Column("name", "what", right=False),
-    Column("status", "status", right=False),
-    Column("found", "found → what to do", right=False),
-)
+_FIELDS = make_columns("topic name status detail fix")
+_COLUMNS = make_columns("name:what status found:found_→_what_to_do")
 
 
 def doctor(db: DbOption = DEFAULT_DB, chosen: Format = Format.TABLE) -> None:

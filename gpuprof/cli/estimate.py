@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.completion import complete_models
-from gpuprof.cli.output import Column, ColumnRole, Format, mebibytes, print_rows, say_note
+from gpuprof.cli.output import Format, make_columns, print_rows, say_note
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.pipeline.estimate import EstimateOptions
 
@@ -18,19 +18,10 @@ def _short(model: object) -> str:
     return Path(str(model)).stem if str(model).endswith(".onnx") else str(model)
 
 
-_COLUMNS = (
-    Column("model", "model", _short, right=False, role=ColumnRole.SUBJECT),
-    Column("dims", "dims", right=False, role=ColumnRole.KEY),
-    Column("device", "device", right=False, role=ColumnRole.KEY),
-    Column("share", "share", right=False, role=ColumnRole.KEY),
-    Column("batch", "batch", role=ColumnRole.SUBJECT),
-    Column("beside", "beside", right=False, role=ColumnRole.KEY),
-    Column("latency_ms", "latency ms", number_formatter(4)),
-    Column("latency_interval", "90% interval", joined=True),
-    Column("latency_source", "from", right=False, joined=True),
-    Column("throughput_rps", "requests/s", number_formatter(4), role=ColumnRole.DERIVED),
-    Column("memory_bytes", "memory MiB", mebibytes),
-    Column("memory_source", "from", right=False, joined=True),
+_COLUMNS = make_columns(
+    "model dims device share batch beside latency_ms latency_interval:90%_interval latency_source throughput_rps "
+    "memory_bytes memory_source",
+    {"model": _short, "latency_ms": number_formatter(4)},
 )
 
 

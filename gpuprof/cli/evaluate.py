@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from gpuprof.cli.output import Column, ColumnRole, Format, print_rows, say_note, show_progress
+from gpuprof.cli.output import Format, make_columns, print_rows, say_note, show_progress
 from gpuprof.pipeline.evaluate import EvaluateOptions
 
-_COLUMNS = (
-    Column("setting", "left out", right=False, role=ColumnRole.KEY),
-    Column("quantity", "quantity", right=False, role=ColumnRole.KEY),
-    Column("predictor", "predictor", right=False, role=ColumnRole.SUBJECT),
-    Column("count", "figures"),
-    Column("mean_pct", "mean error %", lambda value: _to_tenths(value)),
-    Column("median_pct", "median %", lambda value: _to_tenths(value)),
-    Column("p95_pct", "p95 %", lambda value: _to_tenths(value)),
-    Column("coverage_pct", "inside 90% interval, %", lambda value: _to_tenths(value)),
+_COLUMNS = make_columns(
+    "setting:left_out quantity predictor architecture count:figures mean_pct:mean_error_% median_pct p95_pct "
+    "coverage_pct:inside_90%_interval,_%",
 )
-_ARCHITECTURE = Column("architecture", "architecture", right=False)
 
 
 def evaluate(options: EvaluateOptions, chosen: Format = Format.TABLE) -> None:
@@ -24,10 +17,5 @@ def evaluate(options: EvaluateOptions, chosen: Format = Format.TABLE) -> None:
 
     with show_progress() as show:
         result = compare(options, progress=show)
-    columns = (*_COLUMNS[:3], _ARCHITECTURE, *_COLUMNS[3:]) if options.by_architecture else _COLUMNS
-    print_rows(result.rows(), columns, chosen)
+    print_rows(result.rows(), _COLUMNS, chosen)
     say_note(*result.notes)
-
-
-def _to_tenths(value: object) -> str:
-    return f"{value:,.1f}" if isinstance(value, int | float) else "–"

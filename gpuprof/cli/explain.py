@@ -11,48 +11,20 @@ import typer
 
 from gpuprof.cli.completion import COMPLETERS
 from gpuprof.cli.options import MapFileArgument
-from gpuprof.cli.output import Column, ColumnRole, Format, print_json, print_rows, print_text, say_note, show_progress
+from gpuprof.cli.output import Format, make_columns, print_json, print_rows, print_text, say_note, show_progress
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.pipeline.explain import ExplainOptions
 
-_ALTERNATIVES = (
-    Column("device", "device", right=False, role=ColumnRole.KEY),
-    Column("share", "share", right=False, role=ColumnRole.KEY),
-    Column("batch", "batch", role=ColumnRole.KEY),
-    Column("processes", "procs", role=ColumnRole.KEY),
-    Column("capacity_rps", "serves req/s", number_formatter(4)),
-    Column("tail_ms", "percentile ms", number_formatter()),
-    Column("replicas", "needed"),
-    Column("cost", "cost", number_formatter(3)),
-    Column("chosen", "in the map"),
-    Column("source", "from", right=False),
+_ALTERNATIVES = make_columns(
+    "device share batch processes capacity_rps:serves_req/s tail_ms:percentile_ms replicas:needed cost "
+    "chosen:in_the_map source",
 )
-_PLACES = (
-    Column("where", "stands on", right=False, role=ColumnRole.SUBJECT),
-    Column("share", "share", right=False, role=ColumnRole.KEY),
-    Column("batch", "batch", role=ColumnRole.KEY),
-    Column("rate_rps", "req/s", number_formatter(4)),
-    Column("beside", "beside", right=False),
-    Column("free_pct", "free %", number_formatter(3)),
+_PLACES = make_columns("where:stands_on share batch rate_rps beside free_pct")
+_NEIGHBOURS = make_columns(
+    "where:stands_on share batch neighbour added_ms:adds_ms added_pct:adds_% alone_ms beside_ms:beside_all_ms "
+    "interval:90%_interval basis:known_from",
 )
-_NEIGHBOURS = (
-    Column("where", "stands on", right=False, role=ColumnRole.KEY),
-    Column("share", "share", right=False, role=ColumnRole.KEY),
-    Column("batch", "batch", role=ColumnRole.KEY),
-    Column("neighbour", "neighbour", right=False, role=ColumnRole.SUBJECT),
-    Column("added_ms", "adds ms", number_formatter()),
-    Column("added_pct", "adds %", number_formatter()),
-    Column("alone_ms", "alone ms", number_formatter()),
-    Column("beside_ms", "beside all ms", number_formatter()),
-    Column("interval", "90% interval", joined=True),
-    Column("basis", "known from", right=False),
-)
-_WHAT_IFS = (
-    Column("change", "demand", right=False),
-    Column("gpus", "devices"),
-    Column("shares", "replicas", right=False),
-    Column("missing_rps", "not served/s", number_formatter(3)),
-)
+_WHAT_IFS = make_columns("change:demand gpus:devices shares:replicas missing_rps:not_served/s")
 
 
 def explain(

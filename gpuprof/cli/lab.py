@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuprof.cli.options import Verbs, duration_option, output_option
-from gpuprof.cli.output import Column, ColumnRole, Format, print_rows, print_text, say_note, show_progress
+from gpuprof.cli.output import Column, Format, make_columns, print_rows, print_text, say_note, show_progress
 from gpuprof.domain.number_format import number_formatter
 
 if TYPE_CHECKING:
@@ -18,31 +18,11 @@ if TYPE_CHECKING:
 
 app = Verbs(help="Run scheduling experiments: papers' scenarios and figures, any policy.")
 
-_COLUMNS = (
-    Column("suite", "suite", right=False, role=ColumnRole.KEY),
-    Column("scenario", "scenario", right=False, role=ColumnRole.KEY),
-    Column("rate", "rate ×", right=False),
-    Column("slo", "SLO ×", right=False),
-    Column("gpus_varied", "devices", right=False),
-    Column("policy", "policy", right=False, role=ColumnRole.SUBJECT),
-    Column("estimator", "estimator", right=False),
-    Column("seed", "seed"),
-    Column("gpus", "GPUs"),
-    Column("cost_per_hour", "$/h", number_formatter(4)),
-    Column("planned_rps", "planned/s", number_formatter(4)),
-    Column("goodput_rps", "simulated/s", number_formatter(4)),
-    Column("in_time_pct", "in time %", number_formatter(4)),
-    Column("late_count", "late"),
-    Column("broken_rules", "broken rules"),
-    Column("milliseconds", "ms", number_formatter(3)),
+_COLUMNS = make_columns(
+    "suite scenario rate:rate_× slo:SLO_× gpus_varied:devices policy estimator seed gpus cost_per_hour "
+    "planned_rps goodput_rps:simulated/s in_time_pct late_count:late broken_rules milliseconds:ms",
 )
-_NUMBERS = (
-    Column("number", "number", right=False, role=ColumnRole.SUBJECT),
-    Column("where", "where", right=False),
-    Column("printed", "printed"),
-    Column("here", "here"),
-    Column("verdict", "", right=False),
-)
+_NUMBERS = make_columns("number where printed here verdict")
 
 PoliciesOption = Annotated[
     list[str] | None,
@@ -156,16 +136,7 @@ def draw_figures(
 
 def _print_figure(figure: DrawnFigure) -> None:
     keys = [str(number) for number in range(len(figure.header))]
-    columns = [
-        Column(
-            key,
-            heading,
-            number_formatter(4),
-            right=bool(int(key)),
-            role=ColumnRole.FIGURE if int(key) else ColumnRole.SUBJECT,
-        )
-        for key, heading in zip(keys, figure.header, strict=True)
-    ]
+    columns = [Column(key, heading, number_formatter(4)) for key, heading in zip(keys, figure.header, strict=True)]
     print_rows([dict(zip(keys, row, strict=True)) for row in figure.rows], columns, Format.TABLE, figure.title)
     if figure.numbers:
         print_rows([number.row() for number in figure.numbers], _NUMBERS, Format.TABLE)
@@ -182,9 +153,4 @@ def list_all(chosen: Format = Format.TABLE) -> None:
 
     rows = [{"name": name, "kind": "suite", "title": ", ".join(names)} for name, names in suite_names().items()]
     rows += [{"name": name, "kind": "figure", "title": title} for name, title in figure_titles().items()]
-    columns = (
-        Column("name", "name", right=False),
-        Column("kind", "kind", right=False),
-        Column("title", "", right=False),
-    )
-    print_rows(rows, columns, chosen)
+    print_rows(rows, make_columns("name kind title"), chosen)

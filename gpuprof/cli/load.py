@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuprof.cli.output import (
-    Column,
-    ColumnRole,
     Format,
     VerdictOptions,
-    percent,
+    make_columns,
     print_json,
     print_rows,
     print_text,
@@ -21,7 +19,6 @@ from gpuprof.cli.output import (
     show_progress,
     show_verdicts,
 )
-from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
 from gpuprof.pipeline.load import LoadTraffic, ServerAccess
@@ -29,66 +26,24 @@ from gpuprof.pipeline.load import LoadTraffic, ServerAccess
 if TYPE_CHECKING:
     from gpuprof.pipeline.load import LoadResult
 
-_SENT = (
-    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
-    Column("rate_rps", "sent/s", number_formatter()),
+_SENT = make_columns("model rate_rps:sent/s")
+_MEASURED = make_columns(
+    "goodput_rps predicted_goodput_rps goodput_rps_error p50_ms predicted_p50_ms p50_ms_error p95_ms "
+    "predicted_p95_ms p95_ms_error p99_ms predicted_p99_ms p99_ms_error slo_ms",
 )
-_MEASURED = (
-    *(
-        column
-        for key, heading in (
-            ("goodput_rps", "goodput/s"),
-            ("p50_ms", "p50 ms"),
-            ("p95_ms", "p95 ms"),
-            ("p99_ms", "p99 ms"),
-        )
-        for column in (
-            Column(key, heading, number_formatter()),
-            Column(f"predicted_{key}", "predicted", number_formatter(), joined=True),
-            Column(f"{key}_error", "off by", percent, role=ColumnRole.DERIVED, joined=True),
-        )
-    ),
-    Column("slo_ms", "SLO ms", number_formatter()),
+_NOT_ANSWERED = make_columns("refused predicted_refused failed lost:no_answer")
+_PERCENTILE_COLUMNS = make_columns(
+    "model answered:requests p50_ms p50_low_ms:95%_from p50_high_ms:to p95_ms p95_low_ms:95%_from p95_high_ms:to "
+    "p99_ms p99_low_ms:95%_from p99_high_ms:to",
 )
-_NOT_ANSWERED = (
-    Column("refused", "refused"),
-    Column("predicted_refused", "predicted", number_formatter(), joined=True),
-    Column("failed", "failed"),
-    Column("lost", "no answer"),
+_STAGE_COLUMNS = make_columns(
+    "model router_ms:network_and_router_ms network_ms:of_it_network queue_ms gather_ms infer_ms:model_ms "
+    "predicted_infer_ms infer_ms_error scatter_ms batches:batches_by_size",
+    {"batches": lambda value: _histogram(value)},
 )
-_PERCENTILE_COLUMNS = (
-    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
-    Column("answered", "requests"),
-    *(
-        column
-        for percent in (50, 95, 99)
-        for column in (
-            Column(f"p{percent}_ms", f"p{percent} ms", number_formatter()),
-            Column(f"p{percent}_low_ms", "95% from", number_formatter(), joined=True),
-            Column(f"p{percent}_high_ms", "to", number_formatter(), joined=True),
-        )
-    ),
-)
-_STAGE_COLUMNS = (
-    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
-    Column("router_ms", "network and router ms", number_formatter(2)),
-    Column("network_ms", "of it network", number_formatter(2), joined=True),
-    Column("queue_ms", "queue ms", number_formatter(2)),
-    Column("gather_ms", "gather ms", number_formatter(2)),
-    Column("infer_ms", "model ms", number_formatter(2)),
-    Column("predicted_infer_ms", "predicted", number_formatter(2), joined=True),
-    Column("infer_ms_error", "off by", percent, role=ColumnRole.DERIVED, joined=True),
-    Column("scatter_ms", "scatter ms", number_formatter(2)),
-    Column("batches", "batches by size", lambda value: _histogram(value)),
-)
-_SLOWEST_COLUMNS = (
-    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
-    Column("slowest_ms", "latency ms", number_formatter(2)),
-    Column("slowest_late_ms", "sent late ms", number_formatter(2)),
-    Column("slowest_network_ms", "network ms", number_formatter(2)),
-    Column("slowest_router_ms", "router ms", number_formatter(2)),
-    Column("slowest_queue_ms", "queue ms", number_formatter(2)),
-    Column("slowest_infer_ms", "model ms", number_formatter(2)),
+_SLOWEST_COLUMNS = make_columns(
+    "model slowest_ms:latency_ms slowest_late_ms:sent_late_ms slowest_network_ms:network_ms "
+    "slowest_router_ms:router_ms slowest_queue_ms:queue_ms slowest_infer_ms:model_ms",
 )
 
 

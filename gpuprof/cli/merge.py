@@ -9,21 +9,14 @@ import typer
 
 from gpuprof.cli.completion import COMPLETERS
 from gpuprof.cli.options import NetworksArgument, output_option
-from gpuprof.cli.output import Column, Format, mebibytes, print_rows, say_note
-from gpuprof.domain.number_format import number_formatter
+from gpuprof.cli.output import Format, make_columns, mebibytes, print_rows, say_note
 from gpuprof.pipeline.merge import MergeSettings
 
-_SUMMARY = (
-    Column("file", "file", right=False),
-    Column("models", "models", lambda value: ", ".join(value) if isinstance(value, list) else str(value), right=False),
-    Column("operators_merged", "operators merged"),
-    Column("operators_sharing", "sharing weights"),
-    Column("operators", "of"),
-    Column("other_ops_merged", "other ops"),
-    Column("weight_bytes_before", "weights MiB", mebibytes),
-    Column("weight_bytes_after", "merged MiB", mebibytes),
-    Column("predicted_gain_us", "predicted gain µs", number_formatter()),
-    Column("largest_difference", "largest difference", number_formatter()),
+_SUMMARY = make_columns(
+    "file models operators_merged operators_sharing:sharing_weights operators:of other_ops_merged:other_ops "
+    "weight_bytes_before:weights_MiB weight_bytes_after:merged_MiB predicted_gain_us:predicted_gain_µs "
+    "largest_difference",
+    {"weight_bytes_before": mebibytes, "weight_bytes_after": mebibytes},
 )
 
 

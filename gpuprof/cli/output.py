@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gpuprof.domain.number_format import NumberFormat, number_formatter
 from gpuprof.errors import InputError
@@ -21,7 +21,6 @@ from gpuprof.pipeline.settings import Settings, option
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
-    from rich.table import Table
 
     from gpuprof.pipeline.result import Progress as Step
     from gpuprof.pipeline.result import ProgressCallback
@@ -33,6 +32,28 @@ _GAP = "   "
 #: Width of tables in a pipe, which has none of its own.
 _PIPE_COLUMNS = 200
 
+_SUBJECTS = "model policy batch predictor where neighbour first replica place begin_s number verdict"
+_KEYS = (
+    "device dims share share_pct processes beside node gpu mig turns runs setting quantity second end_s suite scenario "
+    "run_id sm_share_pct mig_profile position"
+)
+_DERIVED = frozenset({"throughput_rps", "gpus_at_lower_ends"})
+_HEADINGS = {
+    "cost_per_hour": "$/h",
+    "gpus": "GPUs",
+    "latency_mean_ms": "mean ms",
+    "latency_p50_ms": "p50 ms",
+    "latency_p99_ms": "p99 ms",
+    "memory_peak_bytes": "memory MiB",
+    "mig": "MIG",
+    "processes": "procs",
+    "rate_rps": "req/s",
+    "slo_ms": "SLO ms",
+    "source": "from",
+    "throughput_rps": "requests/s",
+}
+_UNITS = {"_ms": " ms", "_us": " µs", "_rps": "/s", "_pct": " %", "_bytes": " MiB", "_s": " s"}
+
 
 class Format(StrEnum):
     """The format of printed results."""
@@ -42,29 +63,58 @@ class Format(StrEnum):
     CSV = "csv"
 
 
-class ColumnRole(StrEnum):
-    """The role of a column, which decides its treatment in a narrow terminal."""
-
-    SUBJECT = "subject"  #: subject of the rows: in every part of the table
-    KEY = "key"  #: identifies a row: in every part, or above where all its values are equal
-    FIGURE = "figure"
-    DERIVED = "derived"  #: follows from other columns: left out first
-
-
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: its key in each row, its heading, the text of a value, and its role.
+    """A column of a table: its key in each row, its heading, and the text of a value.
 
-    JSON and CSV contain every key of the row, unrounded, even without a column. ``right``: whether the column holds
-    numbers, which are not wrapped; ``joined``: whether it must follow the preceding column, which it qualifies.
+    Without ``show``, numbers are rounded, bytes in MiB, errors in percent. JSON and CSV contain every key of the row,
+    unrounded, even without a column.
     """
 
     key: str
     heading: str
-    show: Callable[[object], str] = str
-    right: bool = True
-    role: ColumnRole = ColumnRole.FIGURE
-    joined: bool = False
+    show: Callable[[object], str] | None = None
+
+    @property
+    def is_subject(self) -> bool:
+        """Whether the column is in every part of a table that is too wide for the terminal."""
+        return self.key in _SUBJECTS.split()
+
+    @property
+    def is_key(self) -> bool:
+        """Whether the column is in every part, too, or above the table where all its values are equal."""
+        return self.key in _KEYS.split()
+
+    @property
+    def is_derived(self) -> bool:
+        """Whether the column follows from others, so that a narrow terminal leaves it out."""
+        return self.key in _DERIVED or self.key.endswith("_error")
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether the column qualifies the preceding one and must follow it."""
+        return self.key.startswith("predicted_") or self.key.endswith(
+            ("_error", "_source", "interval", "_low_ms", "_high_ms")
+        )
+
+
+def make_columns(text: str, show: Mapping[str, Callable[[object], str]] | None = None) -> tuple[Column, ...]:
+    """Return columns from words ``key``, or ``key:heading_with_underscores`` where the heading does not follow from it.
+
+    ``show``: texts of values, by key.
+    """
+    pairs = (word.partition(":") for word in text.split())
+    headings = {key: heading.replace("_", " ") or _make_heading(key) for key, _, heading in pairs}
+    return tuple(Column(key, heading, (show or {}).get(key)) for key, heading in headings.items())
+
+
+def _make_heading(key: str) -> str:
+    if key.startswith("predicted_") or key.endswith("_error"):
+        return "predicted" if key.startswith("predicted_") else "off by"
+    if key in _HEADINGS:
+        return _HEADINGS[key]
+    name, unit = next(((key.removesuffix(end), unit) for end, unit in _UNITS.items() if key.endswith(end)), (key, ""))
+    return "from" if key.endswith("_source") else f"{name.replace('_', ' ')}{unit}"
 
 
 def chosen_format(as_json: bool, as_csv: bool) -> Format:
@@ -177,6 +227,46 @@ def _flatten_value(value: object) -> object:
     return json.dumps(value) if isinstance(value, dict | list | tuple) else value
 
 
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """A column with the texts of its rows."""
+
+    column: Column
+    texts: Sequence[str]
+    is_number: bool  #: Numbers stand to the right, and are not wrapped.
+
+    @property
+    def is_common(self) -> bool:
+        """Whether all rows have the same key, or the same source."""
+        is_text = self.column.key.endswith(("source", "interval")) and not self.is_number
+        return len(set(self.texts)) == 1 and (self.column.is_key or is_text)
+
+
+def _make_cells(rows: Sequence[Mapping[str, object]], column: Column) -> _Cells:
+    values, show = [row.get(column.key) for row in rows], column.show
+    is_number = all(isinstance(value, int | float | None) and not isinstance(value, bool) for value in values)
+    if show is None and is_number:
+        show = _choose_number_format(column.key)
+    if isinstance(show, NumberFormat):
+        return _Cells(column, show.show_column(values), is_number)
+    show = show or _show_value
+    return _Cells(column, ["–" if value is None else show(value) for value in values], is_number)
+
+
+def _choose_number_format(key: str) -> Callable[[object], str]:
+    if key.endswith(("_bytes", "_error")):
+        return mebibytes if key.endswith("_bytes") else percent
+    return number_formatter(4 if key.endswith(("_rps", "in_time_pct")) or key.startswith("cost_") else 3)
+
+
+def _show_value(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_show_value, value))
+    return number_formatter(4)(value) if isinstance(value, float) else str(value)
+
+
 def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column], title: str) -> None:
     """Print a table of the columns that have a value.
 
@@ -189,87 +279,80 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
     console = Console()
     if not _has_width(console):
         console.width = _PIPE_COLUMNS
-    columns = [column for column in columns if not rows or any(row.get(column.key) is not None for row in rows)]
-    texts = {column.key: _show_column(column, [row.get(column.key) for row in rows]) for column in columns}
-    shown_columns, common, left_out = list(columns), list[Column](), list[Column]()
-    if _share_width(shown_columns, texts, console.width) is None:
-        has_subject = any(column.role is ColumnRole.SUBJECT for column in columns)
-        common = [column for column in columns[not has_subject :] if _is_common(column, texts[column.key])]
-        shown_columns = [column for column in columns if column not in common] or shown_columns[:1]
-    if _share_width(shown_columns, texts, console.width) is None:
-        left_out = [column for column in shown_columns if column.role is ColumnRole.DERIVED]
-        shown_columns = [column for column in shown_columns if column not in left_out]
-    cells = [_describe_cell(columns, column, texts[column.key][0]) for column in common]
-    for line in filter(None, (title, "; ".join(cells))):
+    columns = [column for column in columns if not rows or any(row.get(column.key) not in (None, "") for row in rows)]
+    whole = shown = [_make_cells(rows, column) for column in columns]
+    common, left_out = list[_Cells](), list[_Cells]()
+    if _share_width(shown, console.width) is None:
+        has_subject = any(column.is_subject for column in columns)
+        common = [cells for cells in whole[not has_subject :] if cells.is_common]
+        shown = [cells for cells in whole if cells not in common] or whole[:1]
+    if _share_width(shown, console.width) is None:
+        left_out = [cells for cells in shown if cells.column.is_derived]
+        shown = [cells for cells in shown if cells not in left_out]
+    lines = [_describe_cell(columns, cells.column, cells.texts[0]) for cells in common]
+    for line in filter(None, (title, "; ".join(lines))):
         console.print(Text(line))
-    for number, part in enumerate(_split_columns(shown_columns, texts, console.width)):
+    for number, part in enumerate(_split_columns(shown, console.width)):
         if number:
             console.print()
-        widths = _share_width(part, texts, console.width)
-        console.print(_make_table(part, texts, widths or [None] * len(part)))
+        _print_part(console, part)
     if left_out:
-        names = ", ".join(_describe_cell(columns, column) for column in left_out)
+        names = ", ".join(_describe_cell(columns, cells.column) for cells in left_out)
         say(f"not shown at this width: {names} (--json and --csv have everything)")
-
-
-def _is_common(column: Column, cells: Sequence[str]) -> bool:
-    """Return whether all rows have the same key or text; of a single row, only texts that qualify a figure."""
-    is_text = column.role is ColumnRole.FIGURE and not column.right and (column.joined or len(cells) > 1)
-    return len(set(cells)) == 1 and (column.role is ColumnRole.KEY or is_text)
 
 
 def _describe_cell(columns: Sequence[Column], column: Column, cell: str = "") -> str:
     """Return a cell with its heading, in natural order: ``latency from measured``, ``share 25%``."""
     heading = column.heading
-    if column.joined:
-        owner = next(previous for previous in reversed(columns[: columns.index(column)]) if not previous.joined)
+    if column.is_joined:
+        owner = next((other for other in reversed(columns[: columns.index(column)]) if not other.is_joined), column)
         heading = f"{owner.heading.removesuffix(' ms').removesuffix(' MiB')} {heading}"
     if heading.endswith(" %") and cell:
         return f"{heading.removesuffix(' %')} {cell}%"
     return f"{heading} {cell}".rstrip()
 
 
-def _make_table(columns: Sequence[Column], texts: Mapping[str, Sequence[str]], widths: Sequence[int | None]) -> Table:
+def _print_part(console: Console, part: Sequence[_Cells]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for column, width in zip(columns, widths, strict=True):
-        table.add_column(column.heading, justify="right" if column.right else "left", width=width, overflow="fold")
-    for cells in zip(*(texts[column.key] for column in columns), strict=True):
-        table.add_row(*map(Text, cells))
-    return table
+    widths: Sequence[int | None] = _share_width(part, console.width) or [None] * len(part)
+    for cells, width in zip(part, widths, strict=True):
+        side: Literal["left", "right"] = "right" if cells.is_number else "left"
+        table.add_column(cells.column.heading, justify=side, width=width, overflow="fold")
+    for texts in zip(*(cells.texts for cells in part), strict=True):
+        table.add_row(*map(Text, texts))
+    console.print(table)
 
 
-def _share_width(columns: Sequence[Column], texts: Mapping[str, Sequence[str]], width: int) -> list[int] | None:
+def _share_width(part: Sequence[_Cells], width: int) -> list[int] | None:
     """Return the width of each column of a table, the widest narrowed first; None where words would be broken."""
     from rich.cells import cell_len
 
     least, widths = [], []
-    for column in columns:
-        heading, cells = column.heading.split(), [line for text in texts[column.key] for line in text.split("\n")]
-        words = [*heading, *(cells if column.right else " ".join(cells).split())]
+    for cells in part:
+        heading, lines = cells.column.heading, [line for text in cells.texts for line in text.split("\n")]
+        words = [*heading.split(), *(lines if cells.is_number else " ".join(lines).split())]
         least.append(max(map(cell_len, words), default=1))
-        widths.append(max(map(cell_len, (column.heading, *cells))))
-    available = width - len(_GAP) * (len(columns) - 1)
+        widths.append(max(map(cell_len, (heading, *lines))))
+    available = width - len(_GAP) * (len(part) - 1)
     if sum(least) > available:
         return None
     while sum(widths) > available:
-        widths[max(range(len(columns)), key=lambda i: (widths[i] > least[i], widths[i]))] -= 1
+        widths[max(range(len(part)), key=lambda i: (widths[i] > least[i], widths[i]))] -= 1
     return widths
 
 
-def _split_columns(
-    columns: Sequence[Column], texts: Mapping[str, Sequence[str]], width: int
-) -> Iterator[Sequence[Column]]:
+def _split_columns(shown: Sequence[_Cells], width: int) -> Iterator[Sequence[_Cells]]:
     """Yield the columns of each table: the keys, and as many others as fit beside them."""
-    keys = [column for column in columns if column.role in (ColumnRole.SUBJECT, ColumnRole.KEY)] or list(columns[:1])
-    part, rest = list(keys), [column for column in columns if column not in keys]
+    keys = [cells for cells in shown if cells.column.is_subject or cells.column.is_key] or list(shown[:1])
+    part, rest = list(keys), [cells for cells in shown if cells not in keys]
     while rest:
-        size = next((i for i, column in enumerate(rest[1:], 1) if not column.joined), len(rest))
-        wider = sorted([*part, *rest[:size]], key=columns.index)
-        if len(part) > len(keys) and _share_width(wider, texts, width) is None:
+        size = next((i for i, cells in enumerate(rest[1:], 1) if not cells.column.is_joined), len(rest))
+        wider = sorted([*part, *rest[:size]], key=shown.index)
+        if len(part) > len(keys) and _share_width(wider, width) is None:
             yield part
             part = list(keys)
         else:
@@ -282,12 +365,6 @@ def _has_width(console: Console) -> bool:
     return console.is_terminal or "COLUMNS" in os.environ
 
 
-def _show_column(column: Column, values: Sequence[object]) -> list[str]:
-    if isinstance(column.show, NumberFormat):
-        return column.show.show_column(values)
-    return ["–" if value is None else column.show(value) for value in values]
-
-
 def _replace_non_finite(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -298,15 +375,8 @@ def _replace_non_finite(value: object) -> object:
     return value
 
 
-_VERDICTS = (
-    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
-    Column("verdict", "SLO", right=False, role=ColumnRole.SUBJECT),
-    Column("in_time_pct", "in time %", number_formatter(4)),
-    Column("latency_ms", "p99 ms", number_formatter()),
-    Column("predicted_ms", "predicted", number_formatter(), joined=True),
-    Column("slo_ms", "SLO ms", number_formatter()),
-    Column("rate_rps", "sent/s", number_formatter(4)),
-    Column("goodput_rps", "goodput/s", number_formatter(4)),
+_VERDICTS = make_columns(
+    "model verdict:SLO in_time_pct latency_ms:p99_ms predicted_ms slo_ms rate_rps:sent/s goodput_rps",
 )
 
 

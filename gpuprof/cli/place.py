@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from gpuprof.cli.completion import COMPLETERS
-from gpuprof.cli.output import Column, ColumnRole, Format, print_json, print_rows, print_text, say_note, show_progress
+from gpuprof.cli.output import Format, make_columns, print_json, print_rows, print_text, say_note, show_progress
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
 from gpuprof.domain.validation import collect_distinct
@@ -20,23 +20,10 @@ from gpuprof.pipeline.settings import Settings, option
 if TYPE_CHECKING:
     from gpuprof.pipeline.place import PlaceResult
 
-_COLUMNS = (
-    Column("node", "node", right=False, role=ColumnRole.KEY),
-    Column("gpu", "gpu", role=ColumnRole.KEY),
-    Column("device", "device", right=False, role=ColumnRole.KEY),
-    Column("mig", "MIG", right=False, role=ColumnRole.KEY),
-    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
-    Column("share_pct", "share %", number_formatter(), role=ColumnRole.KEY),
-    Column("turns", "turns", role=ColumnRole.KEY),
-    Column("processes", "procs", role=ColumnRole.KEY),
-    Column("batch", "batch", role=ColumnRole.SUBJECT),
-    Column("rate_rps", "req/s", number_formatter(4)),
-    Column("latency_ms", "batch ms", number_formatter()),
-    Column("p99_ms", "p99 ms", number_formatter()),
-    Column("slo_ms", "SLO ms", number_formatter()),
-    Column("utilization_pct", "busy %", number_formatter(2)),
-    Column("goodput_rps", "goodput/s", number_formatter(4)),
-    Column("source", "from", right=False),
+_COLUMNS = make_columns(
+    "node gpu device mig model share_pct turns processes batch rate_rps latency_ms:batch_ms p99_ms slo_ms "
+    "utilization_pct:busy_% goodput_rps source",
+    {"utilization_pct": number_formatter(2)},
 )
 
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from gpuprof.cli.options import ModelsArgument, list_words
-from gpuprof.cli.output import Column, ColumnRole, Format, mebibytes, print_rows, progress, say, say_note, show_progress
-from gpuprof.domain.number_format import number_formatter
+from gpuprof.cli.output import Format, make_columns, print_rows, progress, say, say_note, show_progress
 from gpuprof.errors import InputError
 from gpuprof.pipeline.profile_settings import ProfileSettings, ProfileWorkloads, ReportSettings
 from gpuprof.pipeline.settings import Settings, option
@@ -16,33 +15,13 @@ if TYPE_CHECKING:
     from gpuprof.pipeline.profile import ProfileResult
     from gpuprof.pipeline.result import Progress
 
-_COLUMNS = (
-    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
-    Column("dims", "dims", right=False, role=ColumnRole.KEY),
-    Column("batch", "batch", role=ColumnRole.SUBJECT),
-    Column("share", "share", role=ColumnRole.KEY),
-    Column("processes", "processes", role=ColumnRole.KEY),
-    Column("device", "device", right=False, role=ColumnRole.KEY),
-    Column("latency_p50_ms", "p50 ms", number_formatter()),
-    Column("latency_p99_ms", "p99 ms", number_formatter()),
-    Column("throughput_rps", "requests/s", number_formatter()),
-    Column("memory_peak_bytes", "memory MiB", mebibytes),
-    Column("beside", "beside", right=False),
-    Column("stable", "stable", lambda stable: "yes" if stable else "no", right=False),
+_COLUMNS = make_columns(
+    "model dims batch share processes device latency_p50_ms latency_p99_ms throughput_rps memory_peak_bytes "
+    "beside stable",
 )
-_REPORT_COLUMNS = (
-    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
-    Column("device", "device", right=False, role=ColumnRole.KEY),
-    Column("batch", "batch", role=ColumnRole.SUBJECT),
-    Column("share", "share", role=ColumnRole.KEY),
-    Column("latency_mean_ms", "mean ms", number_formatter()),
-    Column("kernel_count", "kernels"),
-    Column("max_occupancy_pct", "max occupancy %", number_formatter()),
-    Column("wavg_occupancy_pct", "WAO %", number_formatter()),
-    Column("wavg_sm_util_pct", "WSM %", number_formatter()),
-    Column("dispatch_ms", "dispatch ms", number_formatter()),
-    Column("h2d_bytes", "to device B"),
-    Column("d2h_bytes", "from device B"),
+_REPORT_COLUMNS = make_columns(
+    "model device batch share latency_mean_ms kernel_count:kernels max_occupancy_pct wavg_occupancy_pct:WAO_% "
+    "wavg_sm_util_pct:WSM_% dispatch_ms h2d_bytes:to_device_MiB d2h_bytes:from_device_MiB",
 )
 
 

@@ -9,7 +9,7 @@ import io
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -517,8 +517,11 @@ def _hash_files(command: StepCommand) -> str:
     return digest.hexdigest()
 
 
-def _list_files(path: Path) -> Iterator[Path]:
-    if not path.is_dir():
-        return iter([path] if path.is_file() else [])
-    hidden = lambda file: any(part[0] == "." and part not in _LEARNT for part in file.relative_to(path).parts)  # noqa: E731
-    return (file for file in path.rglob("*") if file.is_file() and not hidden(file))
+def _list_files(path: Path) -> list[Path]:
+    """Return a file, or those of a folder without hidden folders, except `_LEARNT`."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return [
+        file
+        for file in files
+        if file.is_file() and not any(part[0] == "." and part not in _LEARNT for part in file.relative_to(path).parts)
+    ]

@@ -5,16 +5,12 @@ from __future__ import annotations
 import typer
 
 from gpuprof.cli.options import NetworksArgument
-from gpuprof.cli.output import Column, ColumnRole, Format, print_rows, show_progress
-from gpuprof.domain.number_format import number_formatter
+from gpuprof.cli.output import Format, make_columns, print_rows, show_progress
 
-_MODELS = (
-    Column("first", "model", right=False, role=ColumnRole.SUBJECT),
-    Column("second", "compared with", right=False, role=ColumnRole.KEY),
-    Column("layers", "pairs of layers", number_formatter()),
-    Column("all_pairs", "mean of all pairs", number_formatter()),
-    Column("matched", "mean of the best matching", number_formatter()),
-    Column("exact", "exact", lambda value: "yes" if value else "≥", right=False),
+_MODELS = make_columns(
+    "first:model second:compared_with layers:pairs_of_layers all_pairs:mean_of_all_pairs "
+    "matched:mean_of_the_best_matching exact",
+    {"exact": lambda value: "yes" if value else "≥"},
 )
 
 

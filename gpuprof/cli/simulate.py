@@ -10,10 +10,9 @@ import typer
 
 from gpuprof.cli.options import MapFileArgument
 from gpuprof.cli.output import (
-    Column,
-    ColumnRole,
     Format,
     VerdictOptions,
+    make_columns,
     print_json,
     print_rows,
     say_note,
@@ -65,60 +64,25 @@ def simulate(
             result.require_kept()
 
 
-def _show_yes_no(value: object) -> str:
-    return "yes" if value else "no"
-
-
-def _pct(value: object) -> str:
-    return f"{100 * value:.1f}%" if isinstance(value, int | float) else "–"
-
-
-_MODELS = (
-    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
-    Column("rate_rps", "requests/s", number_formatter(4)),
-    Column("goodput_rps", "goodput/s", number_formatter(4)),
-    Column("in_time_pct", "in time %", number_formatter(5)),
-    Column("slo_met", "SLO met", _show_yes_no),
-    Column("slo_ms", "SLO ms", number_formatter()),
-    Column("p50_ms", "p50 ms", number_formatter()),
-    Column("p95_ms", "p95 ms", number_formatter()),
-    Column("p99_ms", "p99 ms", number_formatter()),
-    Column("max_ms", "longest ms", number_formatter()),
+_MODELS = make_columns(
+    "model rate_rps:requests/s goodput_rps in_time_pct slo_met:SLO_met slo_ms p50_ms p95_ms p99_ms max_ms:longest_ms",
+    {"in_time_pct": number_formatter(5)},
 )
-_REPLICAS = (
-    Column("place", "replica", right=False, role=ColumnRole.SUBJECT),
-    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
-    Column("batch", "batch", role=ColumnRole.SUBJECT),
-    Column("processes", "processes", role=ColumnRole.KEY),
-    Column("throughput_rps", "answered/s", number_formatter(4)),
-    Column("goodput_rps", "goodput/s", number_formatter(4)),
-    Column("utilization", "busy", _pct),
-    Column("mean_batch", "mean batch", number_formatter()),
-    Column("p50_ms", "p50 ms", number_formatter()),
-    Column("p99_ms", "p99 ms", number_formatter()),
+_REPLICAS = make_columns(
+    "place:replica model batch processes throughput_rps:answered/s goodput_rps utilization:busy mean_batch p50_ms "
+    "p99_ms",
+    {"utilization": lambda value: f"{value:.1%}" if isinstance(value, float) else str(value)},
 )
 
-_EPOCHS = (
-    Column("begin_s", "from s", number_formatter(5), role=ColumnRole.SUBJECT),
-    Column("end_s", "to s", number_formatter(5), role=ColumnRole.KEY),
-    Column("gpus", "devices"),
-    Column("cost_per_hour", "$ per hour", number_formatter(4)),
-    Column("started", "replicas started"),
+_EPOCHS = make_columns(
+    "begin_s:from_s end_s:to_s gpus:devices cost_per_hour started:replicas_started",
+    {"begin_s": number_formatter(5), "end_s": number_formatter(5)},
 )
 
-_POLICIES = (
-    Column("policy", "policy", right=False, role=ColumnRole.SUBJECT),
-    Column("maps", "maps"),
-    Column("started", "replicas started"),
-    Column("mean_gpus", "mean devices", number_formatter()),
-    Column("most_gpus", "most"),
-    Column("gpu_hours", "device hours", number_formatter(4)),
-    Column("held_gpu_hours", "with moving", number_formatter(4)),
-    Column("cost", "$", number_formatter(4)),
-    Column("goodput_rps", "goodput/s", number_formatter(4)),
-    Column("in_time_pct", "in time %", number_formatter(5)),
-    Column("wait_ms", "mean wait ms", number_formatter()),
-    Column("worst_p99_ms", "worst p99 ms", number_formatter()),
+_POLICIES = make_columns(
+    "policy maps started:replicas_started mean_gpus:mean_devices most_gpus:most gpu_hours:device_hours "
+    "held_gpu_hours:with_moving cost:$ goodput_rps in_time_pct wait_ms:mean_wait_ms worst_p99_ms",
+    {"in_time_pct": number_formatter(5)},
 )
 
 
@@ -171,9 +135,8 @@ def _show_stages(models: Sequence[ModelOutcome]) -> None:
         for model in models
     ]
     names = tuple(models[0].stage_mean_ms) if models else ()
-    columns = [Column("model", "model", right=False)]
-    columns += [Column(f"{stage}_mean", stage, number_formatter()) for stage in names]
-    columns += [Column(f"{stage}_p99", f"{stage} p99", number_formatter()) for stage in names if stage != "network"]
+    keys = [*(f"{stage}_mean:{stage}" for stage in names), *(f"{stage}_p99" for stage in names if stage != "network")]
+    columns = make_columns(" ".join(["model", *keys]))
     print_rows(rows, columns, Format.TABLE, "Latency by stage, mean and p99 in ms")
     typer.echo()
 
@@ -182,11 +145,6 @@ def _show_misses(models: Sequence[ModelOutcome]) -> None:
     causes = [cause for cause in (models[0].missed if models else ()) if any(m.missed[cause] for m in models)]
     if not causes:
         return
-    columns = [Column("model", "model", right=False), *(Column(cause, cause, _whole) for cause in causes)]
     rows = [{"model": model.model, **model.missed} for model in models]
-    print_rows(rows, columns, Format.TABLE, "Requests outside their SLO, by cause")
+    print_rows(rows, make_columns(" ".join(["model", *causes])), Format.TABLE, "Requests outside their SLO, by cause")
     typer.echo()
-
-
-def _whole(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)

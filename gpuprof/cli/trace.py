@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from gpuprof.cli.options import Verbs, output_option
-from gpuprof.cli.output import Column, Format, print_rows, say_note
-from gpuprof.domain.number_format import number_formatter
+from gpuprof.cli.output import Format, make_columns, print_rows, say_note
 from gpuprof.domain.plural import count_of
 from gpuprof.domain.validation import Count
 from gpuprof.errors import InputError
@@ -23,15 +22,8 @@ app = Verbs(help="Make and inspect request traces.")
 #: Looks like a space, at which no line is broken.
 _BLANK = "\u2800"
 _BARS = "▁▂▃▄▅▆▇█"
-_COLUMNS = (
-    Column("model", "model", right=False),
-    Column("requests", "requests", number_formatter()),
-    Column("rate_rps", "requests/s", number_formatter(4)),
-    Column("peak_rps", "peak/s", number_formatter(4)),
-    Column("gap_scv", "SCV of gaps", number_formatter()),
-    Column("longest_gap_s", "longest gap s", number_formatter()),
-    # A sparkline is not broken into lines, like numbers: its halves below one another would show no time.
-    Column("sparkline", "over time"),
+_COLUMNS = make_columns(
+    "model requests rate_rps:requests/s peak_rps gap_scv:SCV_of_gaps longest_gap_s sparkline:over_time",
 )
 
 

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from gpuprof.cli.output import Column, Format, print_rows, say_note, show_progress
-from gpuprof.domain.number_format import number_formatter
+from gpuprof.cli.output import Format, make_columns, print_rows, say_note, show_progress
 from gpuprof.pipeline.train import TrainOptions
 
-_COLUMNS = (
-    Column("device", "device", right=False),
-    Column("architectures", "architectures"),
-    Column("ops", "ops"),
-    Column("points", "models × batches"),
-    Column("latency_factor", "latency within ×/÷", number_formatter(3)),
-    Column("memory_factor", "memory within ×/÷", number_formatter(3)),
-    Column("creq_factor", "Creq within ×/÷", number_formatter(3)),
+_COLUMNS = make_columns(
+    "device architectures ops points:models_×_batches latency_factor:latency_within_×/÷ "
+    "memory_factor:memory_within_×/÷ creq_factor:Creq_within_×/÷",
 )
 
 

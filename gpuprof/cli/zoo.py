@@ -9,8 +9,7 @@ import typer
 
 from gpuprof.cli.completion import COMPLETERS
 from gpuprof.cli.options import Verbs, output_option
-from gpuprof.cli.output import Column, Format, print_rows, say_note
-from gpuprof.domain.number_format import number_formatter
+from gpuprof.cli.output import Format, make_columns, print_rows, say_note
 from gpuprof.errors import InputError
 from gpuprof.pipeline.settings import LARGEST_BATCH
 
@@ -18,13 +17,10 @@ app = Verbs(
     help="Build standard networks as ONNX files with random weights, offline, or change a network's batch.",
 )
 
-_COLUMNS = [
-    Column("name", "name", right=False),
-    Column("origin", "origin", right=False),
-    Column("parameters", "parameters", number_formatter(4)),
-    Column("input", "input of one item", lambda value: str(value).replace("[batch, ", "["), right=False),
-    Column("needs", "needs", right=False),
-]
+_COLUMNS = make_columns(
+    "name origin parameters input:input_of_one_item needs",
+    {"input": lambda value: str(value).replace("[batch, ", "[")},
+)
 
 Output = Annotated[Path | None, output_option("File to write.", show_default=False)]
 Batch = Annotated[str, typer.Option("--batch", help="Batch size, or dynamic for a free one.")]

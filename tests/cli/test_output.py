@@ -4,16 +4,7 @@ import json
 
 import pytest
 
-from gpuprof.cli.output import (
-    Column,
-    ColumnRole,
-    Format,
-    chosen_format,
-    mebibytes,
-    percent,
-    print_json,
-    print_rows,
-)
+from gpuprof.cli.output import Format, chosen_format, make_columns, mebibytes, percent, print_json, print_rows
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.errors import InputError
 
@@ -21,7 +12,7 @@ ROWS: list[dict[str, object]] = [
     {"model": "resnet50", "latency_ms": 12.3456, "note": ["a"]},
     {"model": "[bold]", "latency_ms": None, "note": []},
 ]
-COLUMNS = [Column("model", "model", right=False), Column("latency_ms", "latency ms", number_formatter(3))]
+COLUMNS = make_columns("model latency_ms")
 
 
 def test_people_get_rounded_figures_and_a_dash_for_what_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,14 +72,16 @@ def test_the_numbers_of_a_column_have_one_form(values: list[object], shown: list
     assert number_formatter(3).show_column(values) == shown
 
 
-_PLAN = (
-    Column("device", "device", right=False, role=ColumnRole.KEY),
-    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
-    *(Column(f"figure{i}", f"figure {i}", number_formatter(6)) for i in range(5)),
-    Column("error", "error", number_formatter(6), role=ColumnRole.DERIVED, joined=True),
+_PLAN = make_columns(
+    "device model figure0_bytes figure1_bytes figure2_bytes figure3_bytes figure4_bytes:figure_4 last_error"
 )
 _REPLICAS = [
-    {"device": "a100-80", "model": model, **{f"figure{i}": 123456.0 + i for i in range(5)}, "error": 1.5}
+    {
+        "device": "a100-80",
+        "model": model,
+        **{f"figure{i}_bytes": (123456 + i) * 2**20 for i in range(5)},
+        "last_error": 1.5,
+    }
     for model in ("resnet50", "a" * 70)
 ]
 
@@ -105,21 +98,18 @@ def test_a_wide_table_becomes_several_with_the_same_keys_and_whole_numbers(
     parts = [line for line in lines if line.startswith("resnet50") or "resnet50 " in line]
     assert [f"123,{456 + i}" in " ".join(parts) for i in range(5)] == [True] * 5
     assert (lines[0] == "device a100-80") == (width < 300) == (len(parts) > 1)
-    assert ("not shown at this width: figure 4 error" in captured.err) == (width < 300)
+    assert ("not shown at this width: figure 4 off by" in captured.err) == (width < 300)
 
 
 def test_what_all_rows_share_stands_above_with_its_heading(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    columns = [
-        Column("model", "model", right=False, role=ColumnRole.SUBJECT),
-        Column("share_pct", "share %", number_formatter(), role=ColumnRole.KEY),
-        Column("latency_ms", "latency ms", number_formatter()),
-        Column("source", "from", right=False, joined=True),
+    rows = [
+        {"model": name * 12, "share_pct": 25.0, "latency_ms": 1.0, "latency_source": "measured"}
+        for name in ("net", "cat")
     ]
-    rows = [{"model": name * 12, "share_pct": 25.0, "latency_ms": 1.0, "source": "measured"} for name in ("net", "cat")]
     monkeypatch.setenv("COLUMNS", "50")
-    print_rows(rows, columns, Format.TABLE)
+    print_rows(rows, make_columns("model share_pct:share_% latency_ms latency_source"), Format.TABLE)
     assert capsys.readouterr().out.splitlines()[0].strip() == "share 25%; latency from measured"
 
 

@@ -164,7 +164,6 @@ _WRONG: list[tuple[str, str]] = [
     ("merge net.onnx net.onnx -o /dev/null", "a device"),
     ("db import pipe --db db", "named pipe"),
     ("report pipe", "named pipe"),
-    ("run pipe", "named pipe"),
     ("run itself.yaml", "no step"),
     ("run tag.yaml", "unknown verb"),
     ("run tab.yaml", "spaces"),
