@@ -81,7 +81,7 @@ class Server:
         watch, listen = asyncio.ensure_future(self._watch()), asyncio.ensure_future(self.stalls.run())
         try:
             await self._front.reserve()
-            await asyncio.gather(self._start_workers(), self._api.service.side_process.run(int))
+            await self._start_workers()
             if not self._stop.is_set():
                 where = await self._front.start()
                 port = self._front.http_port
@@ -101,7 +101,6 @@ class Server:
             listen.cancel()
             self._stop_controllers()
             await self._front.close()
-            self._api.service.side_process.close()
             await self._worker_fleet.stop()
             await self._engine.close()
             if self._settings.tracer is not None:

@@ -17,9 +17,9 @@ from urllib.parse import quote
 from google.protobuf.message import DecodeError
 
 from gpuprof.serving.protocol.descriptions import Descriptions
-from gpuprof.serving.protocol.grpc_messages import decode_infer, read_infer, read_large_call, write_infer
+from gpuprof.serving.protocol.grpc_messages import decode_infer, read_infer, write_infer
 from gpuprof.serving.protocol.http_message import CONTENT_GRPC, HttpClient, HttpHead, Route
-from gpuprof.serving.protocol.inference_service import MOST_CACHED, ON_LOOP_BYTES, InferenceService, is_compressed
+from gpuprof.serving.protocol.inference_service import MOST_CACHED, InferenceService, is_compressed
 from gpuprof.serving.protocol.open_inference import SERVICE, message_class, service_methods
 from gpuprof.serving.router.infer_request import InferRequest, RequestBody
 from gpuprof.serving.router.router import Router
@@ -95,30 +95,23 @@ class GrpcCalls:
     def _infer(self, client: HttpClient, head: HttpHead, body: RequestBody) -> None:
         timeout = head.headers.get(b"grpc-timeout")
         limit_ms = None if timeout is None else read_timeout_ms(timeout)
-        submit = partial(self._service.submit, client, answer_infer, head.traceparent, limit_ms)
-        # Clients leave small messages uncompressed, whatever the header says.
-        if head.headers.get(b"grpc-encoding", b"identity") != b"identity" and is_compressed(body.data):
-            self._service.read_elsewhere(client, body, True, self.read, submit)
-            return
         try:
-            call = self._read(body.data)
-            if call is None:
-                self._service.read_elsewhere(client, body, False, self.read, submit)
-            else:
-                submit(*call, body)
+            # Clients leave small messages uncompressed, whatever the header says.
+            if head.headers.get(b"grpc-encoding", b"identity") != b"identity" and is_compressed(body.data):
+                body = self._service.inflate(body)
+            model, request = self.read(body.data)
+            self._service.submit(client, answer_infer, head.traceparent, limit_ms, model, request, body)
         except RefusedError as refusal:
             self._service.release(body.slot)
             client.refuse(refusal)
 
-    def _read(self, data: Buffer) -> tuple[ServedModel, InferRequest] | None:
-        """Return the model and the request of a message; None for a large text. Raises `RefusedError`."""
+    def read(self, data: Buffer) -> tuple[ServedModel, InferRequest]:
+        """Return the model and the request of a ModelInferRequest. Raises `RefusedError` when either is wrong."""
         spans = self._layouts.get(len(data))
         cached = self._service.cached.get(_key(data, spans)) if spans else None
         if cached is not None:
             return cached
         message = decode_infer(data)
-        if message.text_bytes > ON_LOOP_BYTES:
-            return None
         model = self._router.find(message.request.model_name, message.request.model_version)
         request = read_infer(model.spec, message, data)
         if len(self._layouts) == MOST_CACHED:
@@ -126,20 +119,6 @@ class GrpcCalls:
         self._layouts[len(data)] = message.spans
         self._service.cache(_key(data, message.spans), message.text_bytes, model, request)
         return model, request
-
-    async def read(self, body: RequestBody) -> tuple[ServedModel, InferRequest]:
-        """Return the model and the request of a ModelInferRequest; a large text is read by another process.
-
-        Raises
-        ------
-        RefusedError
-            When the message, or the request, is wrong.
-        """
-        message = decode_infer(body.data)
-        model = self._router.find(message.request.model_name, message.request.model_version)
-        if message.text_bytes > ON_LOOP_BYTES:
-            return model, await self._service.run_beside(read_large_call, model.spec, bytes(body.data))
-        return model, read_infer(model.spec, message, body.data)
 
 
 def _key(data: Buffer, spans: list[slice]) -> object:

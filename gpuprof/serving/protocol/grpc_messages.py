@@ -92,11 +92,6 @@ def read_infer(spec: ModelSpec, message: InferMessage, data: Buffer) -> InferReq
     )
 
 
-def read_large_call(spec: ModelSpec, data: bytes) -> InferRequest:
-    """Read a request in another process. Raises `RefusedError`: 400."""
-    return read_infer(spec, decode_infer(data), data)
-
-
 def write_infer(spec: ModelSpec, request: InferRequest, outputs: list[OutputTensor]) -> list[Buffer]:
     """Return the parts of a ModelInferResponse with raw contents, as they are sent."""
     if request.outputs is not None:

@@ -110,7 +110,7 @@ class StreamServer:
         body = RequestBody(message, arrived=time.monotonic())
         try:
             request_id = decode_infer(message).request.id
-            model, request = await self._api.grpc.read(body)
+            model, request = self._api.grpc.read(message)
             body = self._service.hold(message, 0, body.arrived)
             self._service.submit(client, self._respond, "", None, model, request, body)
         except RefusedError as refusal:

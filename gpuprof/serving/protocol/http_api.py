@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from urllib.parse import unquote
@@ -22,7 +21,7 @@ from gpuprof.serving.protocol.http_message import (
     allow_only,
     is_own_host,
 )
-from gpuprof.serving.protocol.inference_service import ON_LOOP_BYTES, InferenceService, refuse_long_text
+from gpuprof.serving.protocol.inference_service import InferenceService, refuse_long_text
 from gpuprof.serving.router.infer_request import (
     InferRequest,
     RequestBody,
@@ -135,19 +134,19 @@ class HttpApi:
         self._refusals[protocol, refusal.status.value, refusal.reason] += 1
 
     def _infer(self, model: ServedModel, client: HttpClient, head: HttpHead, body: RequestBody) -> None:
-        submit = partial(self.service.submit, client, self._answer_request, head.traceparent, None)
-        if head.coding is not None or body.json_bytes > ON_LOOP_BYTES:
-            reader = partial(self._read_large, model, head)
-            self.service.read_elsewhere(client, body, head.coding is not None, reader, submit)
-            return
         try:
-            submit(model, self._read(model, body), body)
+            if head.coding is not None:
+                body = self.service.inflate(body)
+                body.json_bytes = head.find_json_length(len(body.data))
+            request = self._read(model, body)
+            self.service.submit(client, self._answer_request, head.traceparent, None, model, request, body)
         except RefusedError as refusal:
             self.service.release(body.slot)
             client.refuse(refusal)
 
     def _read(self, model: ServedModel, body: RequestBody) -> InferRequest:
         data, size = body.data, body.json_bytes
+        refuse_long_text(size)
         if size == len(data):
             return read_request(model.spec, body)
         key = model, bytes(data[:size]), len(data)  # they determine everything but the values of the tensors
@@ -158,16 +157,6 @@ class HttpApi:
         self.service.cache(key, size, model, request)
         return request
 
-    async def _read_large(
-        self, model: ServedModel, head: HttpHead, body: RequestBody
-    ) -> tuple[ServedModel, InferRequest]:
-        json_bytes = head.find_json_length(len(body.data))
-        refuse_long_text(json_bytes)
-        if json_bytes <= ON_LOOP_BYTES:
-            return model, read_request(model.spec, RequestBody(body.data, json_bytes))
-        large = RequestBody(bytes(body.data), json_bytes)
-        return model, await self.service.run_beside(read_request, model.spec, large)
-
     def _answer_request(
         self,
         model: ServedModel,
@@ -177,22 +166,13 @@ class HttpApi:
         outputs: list[OutputTensor],
         slot: Slot | None,
     ) -> None:
-        binary = request.binary
-        if binary is not None and sum(len(o.data) for o in outputs if o.position not in binary) > ON_LOOP_BYTES:
-            self.service.start_task(self._answer_large(model, client, request, inference, outputs, slot))
-            return
+        """Send an answer; its large parts lie in the arena until they are sent."""
         try:
             text, tensors = write_response(model.spec, request, outputs)
         except RefusedError as refusal:
             self.service.release(slot)
             client.refuse(refusal)
-        else:
-            self._answer(client, inference, text, tensors, slot)
-
-    def _answer(
-        self, client: HttpClient, inference: Inference, text: bytes, tensors: list[Buffer], slot: Slot | None
-    ) -> None:
-        """Send an answer; its large parts lie in the arena until they are sent."""
+            return
         extra = write_timing(inference.times, time.monotonic() - inference.arrived)
         if tensors:
             extra += b"Inference-Header-Content-Length: %d\r\n" % len(text)
@@ -207,27 +187,6 @@ class HttpApi:
             view = self.arena.view(text_slot.offset, len(text))
             view[:] = text
             client.respond(200, CONTENT_JSON, b"", [view], text_slot, extra)
-
-    async def _answer_large(
-        self,
-        model: ServedModel,
-        client: HttpClient,
-        request: InferRequest,
-        inference: Inference,
-        outputs: list[OutputTensor],
-        slot: Slot | None,
-    ) -> None:
-        """Answer with large tensors as JSON, written by another process."""
-        copies = [OutputTensor(output.position, output.shape, bytes(output.data)) for output in outputs]
-        head = replace(request, inputs=[])
-        try:
-            text, tensors = await self.service.run_beside(write_response, model.spec, head, copies)
-        except RefusedError as refusal:
-            client.refuse(refusal)
-        else:
-            self._answer(client, inference, text, tensors, None)
-        finally:
-            self.service.release(slot)
 
 
 def _refuse_early(model: ServedModel, text: Buffer, client: str) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import zlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from typing import Any
 
-from gpuprof.errors import GpuprofError
 from gpuprof.serving.protocol.http_message import HttpClient
 from gpuprof.serving.router.infer_request import InferRequest, RequestBody
 from gpuprof.serving.router.router import Router
@@ -18,18 +15,10 @@ from gpuprof.serving.transport.arena import Slot
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError, bad_request, out_of_memory
 from gpuprof.serving.transport.wire import Buffer
-from gpuprof.serving.watch.side_process import P, R, SideProcess
 
 #: Called with the model, the client, the request, its inference, the outputs, and their slot.
 Answer = Callable[[ServedModel, HttpClient, InferRequest, Inference, list[OutputTensor], Slot | None], None]
-#: Submits a request of a model, with its body.
-Submit = Callable[[ServedModel, InferRequest, RequestBody], None]
-#: Reads a body in another process; returns the model and the request.
-Read = Callable[[RequestBody], Awaitable[tuple[ServedModel, InferRequest]]]
-#: Maximum text parsed on the event loop: a few milliseconds' work. Another process parses longer ones; threads would
-#: not help, since making a million Python objects holds the interpreter's lock.
-ON_LOOP_BYTES = 1 << 18
-#: Longer texts are refused: tensors can be sent as binary data.
+#: Longer texts are refused, since a megabyte takes about 4 ms of the event loop: tensors can be sent as binary data.
 MAX_TEXT_BYTES = 1 << 24
 #: Number of cached requests, and of heads.
 MOST_CACHED = 256
@@ -55,11 +44,8 @@ class InferenceService:
         self.router = router
         self.arena = router.arena
         self.max_body_bytes = max_body_bytes
-        self.side_process = SideProcess()
         self.cached: dict[object, tuple[ServedModel, InferRequest]] = {}
         router.on_change(self.cached.clear)
-        self._inflating = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def cache(self, key: object, text_bytes: int, model: ServedModel, request: InferRequest) -> None:
         """Cache a request with a short text and binary tensors, unless these are strings, which are always checked."""
@@ -115,55 +101,11 @@ class InferenceService:
         view[:] = data
         return RequestBody(view, json_bytes, slot.offset, slot, arrived)
 
-    def read_elsewhere(
-        self, client: HttpClient, body: RequestBody, compressed: bool, read: Read, submit: Submit
-    ) -> None:
-        """Read and submit a request that would keep the event loop for long: a compressed or a large text."""
-        disconnects: list[bool] = []
-        client.on_disconnect = partial(disconnects.append, True)
-        self.start_task(self._read_and_submit(client, body, disconnects, compressed, read, submit))
-
-    async def run_beside(self, function: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
-        """Return the result of a function that another process runs. Raises `RefusedError`: also if it cannot."""
-        try:
-            return await self.side_process.run(function, *arguments, **named)
-        except GpuprofError as error:
-            message = f"a large text cannot be converted: {error.message} (send and ask for binary data)"
-            raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message) from None
-
-    def start_task(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work`` as a task of the event loop."""
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _read_and_submit(
-        self,
-        client: HttpClient,
-        body: RequestBody,
-        disconnects: list[bool],
-        compressed: bool,
-        read: Read,
-        submit: Submit,
-    ) -> None:
-        try:
-            if compressed:
-                body = await self._inflate(body)
-            model, request = await read(body)
-            if disconnects:
-                self.release(body.slot)
-            else:
-                submit(model, request, body)
-        except RefusedError as refusal:
-            self.release(body.slot)
-            client.refuse(refusal)
-
-    async def _inflate(self, body: RequestBody) -> RequestBody:
+    def inflate(self, body: RequestBody) -> RequestBody:
         """Return the decompressed body, and give the memory of the compressed one back. Raises `RefusedError`."""
         if not is_compressed(body.data):
             raise bad_request("the body is not compressed as its headers say")
-        async with self._inflating:
-            data = await asyncio.to_thread(inflate, body.data, self.max_body_bytes)
+        data = inflate(body.data, self.max_body_bytes)
         inflated = self.hold(data, len(data), body.arrived)
         self.release(body.slot)
         return inflated

@@ -93,9 +93,7 @@ def read_call(spec: ModelSpec, body: RequestBody) -> InferRequest:
 
 
 def read_cached_call(api: HttpApi, body: RequestBody) -> InferRequest:
-    call = api.grpc._read(body.data)
-    assert call is not None
-    return call[1]
+    return api.grpc.read(body.data)[1]
 
 
 @given(BODIES)

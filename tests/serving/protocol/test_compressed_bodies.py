@@ -5,28 +5,22 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import os
 import zlib
-from collections.abc import Callable, Coroutine
-from http import HTTPStatus
+from collections.abc import Callable
 from random import Random
 from typing import Any, cast
 
 import pytest
 
 from gpuprof.domain.deployment import PublicName
-from gpuprof.errors import UnavailableError
-from gpuprof.serving.protocol.grpc_messages import read_large_call
 from gpuprof.serving.protocol.http_api import HttpApi
 from gpuprof.serving.protocol.http_connection import HttpConnection
 from gpuprof.serving.protocol.inference_service import MAX_TEXT_BYTES, refuse_long_text
-from gpuprof.serving.router.infer_request import RequestBody, read_request, write_response
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.server_settings import ServerSettings
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError, StageTimes
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
-from gpuprof.serving.watch.side_process import SideProcess
 from tests.serving.protocol.test_http_connection import HeldTransport, send_bytes
 
 Compress = Callable[[bytes], bytes]
@@ -149,75 +143,6 @@ def test_what_cannot_be_inflated_is_refused_and_leaves_nothing(
         assert site.arena.used == 0 and not site.model.requests
 
     asyncio.run(scene())
-
-
-def test_a_client_that_goes_while_its_body_is_inflated_leaves_nothing() -> None:
-    async def scene() -> None:
-        site = Site()
-        body = gzip.compress(TEXT + VALUES)
-        head = ["POST /v2/models/m/infer HTTP/1.1", "Host: x", "Content-Encoding: gzip", HEADER]
-        send_bytes(site.connection, "\r\n".join([*head, f"Content-Length: {len(body)}", "", ""]).encode() + body)
-        site.connection.connection_lost(None)
-        while site.api.service._tasks:
-            await asyncio.sleep(0.001)
-        assert site.arena.used == 0 and not site.model.waiting
-
-    asyncio.run(scene())
-
-
-SPEC = ModelSpec(
-    "m", "1", "test", (TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, -1)),), max_batch=4
-)
-
-
-def die() -> None:
-    os._exit(9)
-
-
-def with_process(test: Callable[[SideProcess], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        process = SideProcess()
-        try:
-            await test(process)
-        finally:
-            process.close()
-
-    asyncio.run(main())
-
-
-def test_requests_and_answers_are_read_and_written_elsewhere_as_they_would_be_here() -> None:
-    from tritonclient.grpc import service_pb2
-
-    async def test(process: SideProcess) -> None:
-        tensor = {"name": "x", "datatype": "FP32", "shape": [1, 20_000], "data": list(range(20_000))}
-        data = json.dumps({"id": "7", "inputs": [tensor]}).encode()
-        request = await process.run(read_request, SPEC, RequestBody(data, len(data)))
-        assert request.id == "7" and isinstance(request.inputs[0].data, bytes)
-        outputs = [OutputTensor(0, [1, 20_000], request.inputs[0].data)]
-        text, binary = await process.run(write_response, SPEC, request, outputs)
-        assert json.loads(text)["outputs"][0]["data"] == list(range(20_000)) and not binary
-        message = service_pb2.ModelInferRequest(model_name="m", id="7")
-        message.inputs.add(name="x", datatype="FP32", shape=[1, 3]).contents.fp32_contents.extend([1.0, 2.0, 3.0])
-        called = await process.run(read_large_call, SPEC, message.SerializeToString())
-        assert isinstance(called.inputs[0].data, bytes) and len(called.inputs[0].data) == 12
-
-    with_process(test)
-
-
-def test_an_error_there_is_an_error_here_and_after_a_death_another_process_follows() -> None:
-    async def test(process: SideProcess) -> None:
-        with pytest.raises(RefusedError, match="not JSON") as raised:
-            await process.run(read_request, SPEC, RequestBody(b"nothing", 7))
-        assert raised.value.status == HTTPStatus.BAD_REQUEST
-        with pytest.raises(UnavailableError, match="ValueError: invalid literal"):
-            await process.run(int, "x")
-        pid = await process.run(os.getpid)
-        assert pid not in (os.getpid(), 0)
-        with pytest.raises(UnavailableError, match="ended meanwhile"):
-            await process.run(die)
-        assert await process.run(os.getpid) not in (pid, os.getpid())
-
-    with_process(test)
 
 
 def test_a_text_that_is_too_long_is_not_read() -> None:
