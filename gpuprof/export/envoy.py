@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuprof.export.bundle import Bundle
-from gpuprof.serving.edge.bootstrap import EdgeSettings, render_bootstrap
+from gpuprof.serving.edge.edge import EdgeSettings, render_bootstrap
 
 _HEAD = """\
 # Envoy in front of `gpuprof serve MAP --token-file FILE` on the same machine (127.0.0.1:8000).

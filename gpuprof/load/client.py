@@ -27,8 +27,7 @@ from gpuprof.machine.cores import shorten_wakeup_latency
 from gpuprof.serving.transport.server_timing import NAME, UNKNOWN_MS, ServerTimes, read_times
 
 if TYPE_CHECKING:
-    from gpuprof.load.chain import NextStep
-    from gpuprof.load.target import Target
+    from gpuprof.load.target import NextStep, Target
 
 _RECEIVE_BYTES = 1 << 20
 _MAX_CONNECTIONS = 800  # systems often allow a process 1024 open files
@@ -204,7 +203,6 @@ class LoadClient:
     def run(self, start: float) -> SentRequests:
         """Send everything; ``start``: beginning of the schedule on the monotonic clock."""
         shorten_wakeup_latency()
-        gc.collect()
         gc.disable()  # a collection in the middle would be seen as latency
         cpu_s = time.thread_time()
         try:
@@ -381,6 +379,7 @@ def run_clients(schedules: Sequence[Schedule]) -> list[SentRequests]:
         children.append((process, parent_end))
     for _, pipe in children:
         pipe.recv()  # the child has started
+    gc.collect()  # before the start: it can take a second
     # All clients start at the same time of the machine's monotonic clock, late enough for all to have received it.
     start = time.monotonic() + 0.05
     for _, pipe in children:

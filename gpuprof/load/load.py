@@ -8,10 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.errors import UnavailableError, unknown_name
-from gpuprof.load.chain import NextStep, match_outputs
 from gpuprof.load.client import Schedule, SentRequests, run_clients
 from gpuprof.load.report import ModelResult, stage_rows, summarize
-from gpuprof.load.target import Target, input_shapes, random_tensors, requests_for, requests_of_data
+from gpuprof.load.target import (
+    NextStep,
+    Target,
+    input_shapes,
+    match_outputs,
+    random_tensors,
+    requests_for,
+    requests_of_data,
+)
 from gpuprof.machine.machine_load import MachineLoad
 
 if TYPE_CHECKING:

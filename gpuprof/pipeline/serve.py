@@ -166,8 +166,7 @@ def run_map_server(
     taken, or a worker cannot start. ``ready``: called once with the addresses and the numbers of models and workers;
     ``note``: called with each remark immediately.
     """
-    from gpuprof.serving.plan.serving_plan import Planner
-    from gpuprof.serving.plan.shadow_plan import SHADOW_PCT
+    from gpuprof.serving.plan.serving_plan import SHADOW_PCT, Planner
     from gpuprof.serving.server import run_server
     from gpuprof.serving.server_settings import ServerSettings
     from gpuprof.serving.transport.security import check_exposure, is_loopback, server_security

@@ -9,8 +9,7 @@ import os
 import socket
 import time
 
-from gpuprof.serving.edge.bootstrap import EdgeSettings
-from gpuprof.serving.edge.edge import Edge, find_envoy, listen_error
+from gpuprof.serving.edge.edge import Edge, EdgeSettings, find_envoy, listen_error
 from gpuprof.serving.protocol.grpc_streams import StreamServer
 from gpuprof.serving.protocol.http_api import HttpApi
 from gpuprof.serving.protocol.http_connection import HttpConnection

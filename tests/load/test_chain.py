@@ -10,10 +10,9 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from gpuprof.load.chain import match_outputs, read_outputs
 from gpuprof.load.load import LoadSettings, RequestStream, run_load
-from gpuprof.load.target import Target
-from gpuprof.serving.transport.metadata import TensorSpec
+from gpuprof.load.target import Target, match_outputs, read_outputs
+from gpuprof.serving.transport.datatypes import TensorSpec
 
 BOXES = np.array([[1.5, -2.0, 3.0]], np.float32)
 SPECS = {

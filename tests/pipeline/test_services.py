@@ -12,7 +12,7 @@ from gpuprof.domain.map_file import read_map, write_map
 from gpuprof.errors import InputError
 from gpuprof.load.load import make_requests
 from gpuprof.load.target import Target, requests_for
-from gpuprof.serving.transport.metadata import TensorSpec
+from gpuprof.serving.transport.datatypes import TensorSpec
 from tests.small_models import write_text_model
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.serving.protocol.open_inference import SERVICE
+from gpuprof.serving.protocol.grpc_messages import SERVICE
 from tests.serving.running import RunningServer, map_of, replica, running
 from tests.serving.test_grpc import address_of
 

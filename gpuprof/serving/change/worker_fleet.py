@@ -14,14 +14,13 @@ from gpuprof.domain.deployment import DeploymentMap, PublicName
 from gpuprof.errors import GpuprofError
 from gpuprof.serving.engines.local_engine import Engine
 from gpuprof.serving.machine.orders import WorkerOrder
-from gpuprof.serving.plan.serving_plan import PlannedReplica
-from gpuprof.serving.plan.shadow_plan import Standby
+from gpuprof.serving.plan.serving_plan import PlannedReplica, Standby
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.router.served_replica import ReplicaPlan, ServedReplica
 from gpuprof.serving.router.simulated_worker import SIMULATED_PROVIDER, SimulatedWorker
 from gpuprof.serving.router.worker import ProcessWorker, ServedWorker
-from gpuprof.serving.transport.metadata import ModelSpec
+from gpuprof.serving.transport.datatypes import ModelSpec
 from gpuprof.serving.watch.logs import LOGGER
 from gpuprof.serving.watch.statistics import ModelStatistics
 

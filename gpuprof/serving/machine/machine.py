@@ -30,9 +30,8 @@ from gpuprof.machine.mig_layout import MigLayout, apply_layout, restore_layout
 from gpuprof.machine.mps import MpsDaemon, adopt_daemon, mps_daemon
 from gpuprof.runtime.module_command import module_command
 from gpuprof.serving.machine.orders import MachineParts, SharedMemory, WorkerOrder
-from gpuprof.serving.transport.frame_connection import FrameConnection
 from gpuprof.serving.transport.rendezvous import RendezvousKey, connect
-from gpuprof.serving.transport.wire import Frame, FrameKind
+from gpuprof.serving.transport.wire import Frame, FrameConnection, FrameKind
 from gpuprof.serving.watch.supervised_process import LivingProcess, SupervisedProcess
 
 #: Time for workers to end by themselves.

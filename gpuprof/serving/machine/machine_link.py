@@ -11,9 +11,8 @@ from typing import Any, Protocol
 
 from gpuprof.errors import UnavailableError
 from gpuprof.serving.machine.orders import MachineParts, WorkerOrder
-from gpuprof.serving.transport.frame_connection import FrameConnection
 from gpuprof.serving.transport.rendezvous import ExpectedPeer, Rendezvous
-from gpuprof.serving.transport.wire import Frame, FrameKind
+from gpuprof.serving.transport.wire import Frame, FrameConnection, FrameKind
 from gpuprof.serving.watch.logs import LOGGER
 
 #: Worker numbers, across all machines and never reused: a late worker must not be taken for its successor.

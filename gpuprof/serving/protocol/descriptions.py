@@ -11,8 +11,8 @@ from gpuprof.serving.protocol.http_message import CONTENT_JSON, HttpClient, Http
 from gpuprof.serving.router.infer_request import RequestBody
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
+from gpuprof.serving.transport.datatypes import TensorSpec
 from gpuprof.serving.transport.inference import RefusedError
-from gpuprof.serving.transport.metadata import TensorSpec
 from gpuprof.serving.watch.statistics import ModelStatistics, ProtocolFigures
 
 Answer = Callable[[HttpClient], None]

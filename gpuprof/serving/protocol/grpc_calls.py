@@ -17,10 +17,16 @@ from urllib.parse import quote
 from google.protobuf.message import DecodeError
 
 from gpuprof.serving.protocol.descriptions import Descriptions
-from gpuprof.serving.protocol.grpc_messages import decode_infer, read_infer, write_infer
+from gpuprof.serving.protocol.grpc_messages import (
+    SERVICE,
+    decode_infer,
+    message_class,
+    read_infer,
+    service_methods,
+    write_infer,
+)
 from gpuprof.serving.protocol.http_message import CONTENT_GRPC, HttpClient, HttpHead, Route
 from gpuprof.serving.protocol.inference_service import MOST_CACHED, InferenceService, is_compressed
-from gpuprof.serving.protocol.open_inference import SERVICE, message_class, service_methods
 from gpuprof.serving.router.infer_request import InferRequest, RequestBody
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel

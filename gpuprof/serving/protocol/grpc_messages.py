@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache, partial
 from http import HTTPStatus
+from importlib.resources import files
 from typing import Any, NamedTuple
 
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from gpuprof.serving.protocol.inference_service import refuse_long_text
-from gpuprof.serving.protocol.open_inference import field_number, message_class
 from gpuprof.serving.router.infer_request import (
     InferRequest,
     SentTensor,
@@ -27,9 +28,8 @@ from gpuprof.serving.router.infer_request import (
     read_urgency,
     to_tensor_bytes,
 )
-from gpuprof.serving.transport.datatypes import join_strings
+from gpuprof.serving.transport.datatypes import ModelSpec, TensorSpec, join_strings
 from gpuprof.serving.transport.inference import OutputTensor, RefusedError, bad_request
-from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 from gpuprof.serving.transport.wire import Buffer
 
 _MAX_VARINT_BYTES = 10
@@ -50,6 +50,43 @@ _CONTENTS = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
+
+
+SERVICE = "inference.GRPCInferenceService"
+
+
+@cache
+def protocol_pool() -> descriptor_pool.DescriptorPool:
+    """Return the descriptors of the protocol, compiled by protoc from ``open_inference.proto``:
+
+    python -m grpc_tools.protoc -I. --descriptor_set_out=open_inference.binpb open_inference.proto
+
+    The descriptor is loaded into a separate pool: generated code would be registered in the global pool, where other
+    packages may have registered the same protocol. A test compiles the source again and compares.
+    """
+    data = files("gpuprof.serving.protocol").joinpath("open_inference.binpb").read_bytes()
+    pool = descriptor_pool.DescriptorPool()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(data).file:
+        pool.Add(file)
+    return pool
+
+
+@cache
+def message_class(name: str) -> Any:
+    """Return the class of a message, ``"ModelInferRequest"``."""
+    return message_factory.GetMessageClass(protocol_pool().FindMessageTypeByName(f"inference.{name}"))
+
+
+@cache
+def field_number(message: str, field: str) -> int:
+    """Return the number of a field of a message."""
+    number: int = message_class(message).DESCRIPTOR.fields_by_name[field].number
+    return number
+
+
+def service_methods() -> list[Any]:
+    """Return the descriptors of the calls."""
+    return list(protocol_pool().FindServiceByName(SERVICE).methods)
 
 
 class InferMessage(NamedTuple):

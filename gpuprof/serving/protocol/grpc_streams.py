@@ -9,10 +9,16 @@ from collections.abc import Callable
 from typing import Any
 
 from gpuprof.serving.protocol.grpc_calls import STREAM_METHOD
-from gpuprof.serving.protocol.grpc_messages import decode_infer, write_infer, write_stream_error, write_streamed
+from gpuprof.serving.protocol.grpc_messages import (
+    SERVICE,
+    decode_infer,
+    protocol_pool,
+    write_infer,
+    write_stream_error,
+    write_streamed,
+)
 from gpuprof.serving.protocol.http_api import HttpApi
 from gpuprof.serving.protocol.http_message import HttpClient
-from gpuprof.serving.protocol.open_inference import SERVICE, protocol_pool
 from gpuprof.serving.router.infer_request import InferRequest, RequestBody
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Slot

@@ -13,9 +13,17 @@ from typing import Any, NamedTuple
 import orjson
 
 from gpuprof.serving.transport.arena import Slot
-from gpuprof.serving.transport.datatypes import ITEM_BYTES, check_strings, join_strings, parse_whole, to_bytes, to_json
+from gpuprof.serving.transport.datatypes import (
+    ITEM_BYTES,
+    ModelSpec,
+    TensorSpec,
+    check_strings,
+    join_strings,
+    parse_whole,
+    to_bytes,
+    to_json,
+)
 from gpuprof.serving.transport.inference import InputTensor, OutputTensor, bad_request
-from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 from gpuprof.serving.transport.wire import Buffer
 
 #: Exclusive upper limit of a dimension.

@@ -9,26 +9,52 @@ from http import HTTPStatus
 
 from gpuprof.domain.deployment import PublicName
 from gpuprof.rules.routing import (
+    RESERVE,
     FastestFirst,
     ReplicaLoad,
+    adapt_reserve,
     expect_rows,
     expected_finish_ms,
     finish_ms,
     is_refused,
     makes_oldest_late,
+    relax_reserve,
 )
 from gpuprof.serving.router.infer_request import Urgency
-from gpuprof.serving.router.reserve import Reserve
 from gpuprof.serving.router.served_replica import ServedReplica, find_flow
 from gpuprof.serving.router.worker import BatchAnswer
 from gpuprof.serving.transport.arena import Arena
+from gpuprof.serving.transport.datatypes import ModelSpec
 from gpuprof.serving.transport.inference import Inference, RefusedError
-from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.watch.statistics import ModelStatistics, sum_statistics
 from gpuprof.serving.watch.tracing import RequestTracer
 
 #: Limit of a request's timeout, in ms and in SLOs; the larger of the two counts.
 _MAX_TIMEOUT_MS, _MAX_TIMEOUT_SLOS = 10_000.0, 10.0
+
+
+class Reserve:
+    """Holds a model's reserve between answers; see `gpuprof.rules.routing.adapt_reserve`.
+
+    ``percentile``: the percentile of the SLO; ``now``: seconds on any monotonic clock.
+    """
+
+    def __init__(self, percentile: float, now: float = 0.0) -> None:
+        self.percentile = percentile  # may change with the next map
+        self._part = RESERVE
+        self._changed = now
+
+    def at(self, now: float) -> float:
+        """Return the part of a deadline to keep in hand; ``now`` is in seconds."""
+        return relax_reserve(self._part, 1000.0 * (now - self._changed))
+
+    def observe(self, expected_ms: float, latency_ms: float, deadline_ms: float, now: float, requests: int = 1) -> None:
+        """Record the expected and the actual time of a request whose batch held ``requests`` requests."""
+        before = self.at(now)
+        late_part = 1.0 - self.percentile / 100.0
+        after = adapt_reserve(before, expected_ms, latency_ms, deadline_ms, late_part, requests)
+        if after != before:
+            self._part, self._changed = after, now
 
 
 class ServedModel:

@@ -24,8 +24,8 @@ from gpuprof.rules.routing import (
 from gpuprof.serving.router.latency_table import LatencyTable
 from gpuprof.serving.router.request_queue import Flow, RequestQueue
 from gpuprof.serving.router.worker import BatchAnswer, SentBatch, ServedWorker
+from gpuprof.serving.transport.datatypes import ModelSpec
 from gpuprof.serving.transport.inference import Inference, RefusedError, StageTimes, bad_request
-from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.watch.statistics import BatchStatistics, ModelStatistics
 
 #: A worker may hold as many short batches as it runs in this time: the router can send more only once per iteration of

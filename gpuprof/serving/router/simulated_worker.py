@@ -13,9 +13,8 @@ from gpuprof.domain.model import Tensor
 from gpuprof.serving.machine.orders import WorkerOrder
 from gpuprof.serving.router.worker import BatchAnswer, SentBatch, ServedWorker, StalledSince
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
-from gpuprof.serving.transport.datatypes import ITEM_BYTES, ONNX_NAMES
+from gpuprof.serving.transport.datatypes import ITEM_BYTES, ONNX_NAMES, ModelSpec, TensorSpec, is_batched
 from gpuprof.serving.transport.inference import Inference, OutputTensor
-from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec, is_batched
 from gpuprof.serving.worker.runtime import NULL_PREFIX, NullRuntime, null_bytes
 
 if TYPE_CHECKING:

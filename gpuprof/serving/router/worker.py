@@ -17,10 +17,9 @@ from gpuprof.serving.machine.machine_link import MachineLink
 from gpuprof.serving.machine.orders import WorkerOrder
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.batch_io import INLINE, INLINE_BYTES, count_output_bytes
-from gpuprof.serving.transport.frame_connection import FrameConnection
+from gpuprof.serving.transport.datatypes import ModelSpec
 from gpuprof.serving.transport.inference import Inference, OutputTensor
-from gpuprof.serving.transport.metadata import ModelSpec
-from gpuprof.serving.transport.wire import Buffer, Frame, FrameKind
+from gpuprof.serving.transport.wire import Buffer, Frame, FrameConnection, FrameKind
 from gpuprof.serving.watch.logs import LOGGER
 
 if TYPE_CHECKING:

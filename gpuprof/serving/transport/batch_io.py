@@ -9,8 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.serving.transport.arena import ALIGNMENT
-from gpuprof.serving.transport.datatypes import ITEM_BYTES, NUMPY_NAMES, join_strings, split_strings
-from gpuprof.serving.transport.metadata import ModelSpec
+from gpuprof.serving.transport.datatypes import ITEM_BYTES, NUMPY_NAMES, ModelSpec, join_strings, split_strings
 from gpuprof.serving.transport.wire import Buffer
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from gpuprof.serving.transport.frame_connection import FrameConnection, FrameReceiver
-from gpuprof.serving.transport.wire import CHUNK_BYTES, BlockingStream, Frame, FrameKind
+from gpuprof.serving.transport.wire import CHUNK_BYTES, BlockingStream, Frame, FrameConnection, FrameKind, FrameReceiver
 
 #: A peer must authenticate within this time.
 _GREETING_S = 20.0

@@ -17,7 +17,7 @@ from gpuprof.load.target import Target
 from gpuprof.machine.cgroup import own_cores, quota_parent
 from gpuprof.rules.cpu_slices import CpuSlice
 from gpuprof.serving.machine.orders import GpuShare, WorkerOrder
-from gpuprof.serving.plan.shadow_plan import SpareResources, Standby
+from gpuprof.serving.plan.serving_plan import SpareResources, Standby
 from gpuprof.serving.router.served_replica import ReplicaPlan
 from gpuprof.serving.router.simulated_worker import SIMULATED_PROVIDER
 from tests.reruns import serves_in_real_time

@@ -13,8 +13,7 @@ import yaml
 
 from gpuprof.errors import UnavailableError
 from gpuprof.export.envoy import envoy
-from gpuprof.serving.edge.bootstrap import EdgeSettings, render_bootstrap
-from gpuprof.serving.edge.edge import find_envoy
+from gpuprof.serving.edge.edge import EdgeSettings, find_envoy, render_bootstrap
 from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, eventually, has_ended, map_of, replica, running
 

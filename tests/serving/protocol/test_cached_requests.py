@@ -12,17 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprof.serving.protocol.grpc_messages import decode_infer, read_infer
+from gpuprof.serving.protocol.grpc_messages import decode_infer, message_class, read_infer
 from gpuprof.serving.protocol.http_api import HttpApi
 from gpuprof.serving.protocol.inference_service import MOST_CACHED
-from gpuprof.serving.protocol.open_inference import message_class
 from gpuprof.serving.router.infer_request import InferRequest, RequestBody, read_request
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.server_settings import ServerSettings
 from gpuprof.serving.transport.arena import Arena
+from gpuprof.serving.transport.datatypes import ModelSpec, TensorSpec
 from gpuprof.serving.transport.inference import RefusedError
-from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 
 NUMBERS = (TensorSpec("a", "FP32", (-1, 2)), TensorSpec("b", "UINT8", (-1, 1)))
 TEXTS = (TensorSpec("s", "BYTES", (-1, 1)),)

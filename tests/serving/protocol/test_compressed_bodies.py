@@ -19,8 +19,8 @@ from gpuprof.serving.protocol.inference_service import MAX_TEXT_BYTES, refuse_lo
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.server_settings import ServerSettings
 from gpuprof.serving.transport.arena import Arena
+from gpuprof.serving.transport.datatypes import ModelSpec, TensorSpec
 from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError, StageTimes
-from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 from tests.serving.protocol.test_http_connection import HeldTransport, send_bytes
 
 Compress = Callable[[bytes], bytes]

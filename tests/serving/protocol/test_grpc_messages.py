@@ -18,15 +18,17 @@ from gpuprof.serving.protocol.grpc_messages import (
     _read_parameters,
     append_field,
     decode_infer,
+    message_class,
+    protocol_pool,
     read_infer,
+    service_methods,
     split_off_field,
     wrap_message,
 )
-from gpuprof.serving.protocol.open_inference import message_class, protocol_pool, service_methods
 from gpuprof.serving.router.infer_request import InferRequest, RequestBody, Urgency, read_urgency
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
+from gpuprof.serving.transport.datatypes import ModelSpec, TensorSpec
 from gpuprof.serving.transport.inference import RefusedError
-from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 
 SPEC = ModelSpec("m", "1", "t", (TensorSpec("a", "UINT8", (-1, 2)),), (TensorSpec("y", "FP32", (-1, 2)),), 4)
 

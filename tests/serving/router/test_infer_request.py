@@ -16,8 +16,8 @@ from gpuprof.serving.router.infer_request import (
     read_request,
     write_response,
 )
+from gpuprof.serving.transport.datatypes import ModelSpec, TensorSpec
 from gpuprof.serving.transport.inference import OutputTensor, RefusedError
-from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 
 SPEC = ModelSpec(
     "m",

@@ -10,10 +10,10 @@ import pytest
 
 from gpuprof.domain.deployment import PublicName
 from gpuprof.graph.merged_model import MergedMember, MergedValue
-from gpuprof.serving.router.member_model import MemberModel, PlannedMember
+from gpuprof.serving.router.router import MemberModel, PlannedMember
 from gpuprof.serving.router.served_model import ServedModel
+from gpuprof.serving.transport.datatypes import ModelSpec, TensorSpec
 from gpuprof.serving.transport.inference import Inference, InputTensor, OutputTensor
-from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 
 
 def _merged() -> tuple[Any, list[Inference]]:

@@ -18,7 +18,6 @@ import trustme
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.load.load import LoadSettings, RequestStream, run_load
 from gpuprof.load.target import Target
-from gpuprof.serving.transport.frame_connection import FrameConnection
 from gpuprof.serving.transport.rendezvous import Rendezvous, RendezvousKey, join_rendezvous
 from gpuprof.serving.transport.security import (
     Security,
@@ -28,7 +27,7 @@ from gpuprof.serving.transport.security import (
     read_token,
     server_security,
 )
-from gpuprof.serving.transport.wire import Frame, FrameKind
+from gpuprof.serving.transport.wire import Frame, FrameConnection, FrameKind
 from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, map_of, replica, running
 

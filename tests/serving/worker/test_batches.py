@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, load, save
 
 from gpuprof.errors import InputError
 from gpuprof.serving.transport.batch_io import INLINE, BatchInputs, BatchOutputs, Part
-from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
+from gpuprof.serving.transport.datatypes import ModelSpec, TensorSpec
 from gpuprof.serving.transport.wire import BlockingStream, Frame, FrameKind
 from gpuprof.serving.worker.batches import BatchRunner, serve_one_by_one, serve_overlapped
 from gpuprof.serving.worker.runtime import BoundRuntime, ModelError, NullRuntime, OnnxRuntime, Runtime, StagedInputs

@@ -16,9 +16,8 @@ from onnx import helper
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
 from gpuprof.serving.machine.machine import start_worker
 from gpuprof.serving.machine.orders import WorkerOrder
-from gpuprof.serving.transport.frame_connection import FrameConnection
 from gpuprof.serving.transport.rendezvous import Rendezvous, RendezvousKey
-from gpuprof.serving.transport.wire import BlockingStream, Frame, FrameKind
+from gpuprof.serving.transport.wire import BlockingStream, Frame, FrameConnection, FrameKind
 from gpuprof.serving.worker import worker
 from gpuprof.serving.worker.runtime import BoundRuntime
 from tests.reruns import serves_in_real_time
