@@ -34,7 +34,7 @@ from gpuprof.estimators.measured.surface import behaviour_after_pause, estimate_
 from gpuprof.estimators.model_latency import ModelLatencies, part_of_one
 from gpuprof.estimators.model_memory import ModelMemory
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.runtime.batch_verdicts import BatchVerdicts
+from gpuprof.runtime.batch_items import BatchVerdicts
 
 if TYPE_CHECKING:  # scikit-learn takes a second to import
     from gpuprof.estimators.learned.learned import LearnedModel

@@ -164,8 +164,7 @@ def _judge_chains_by(deployment: DeploymentMap, demands: Sequence[Demand]) -> tu
 def _find_refusals(deployment: DeploymentMap, base: Path) -> Iterator[tuple[str, str]]:
     """Yield the models whose files cannot be served as planned, and the reasons."""
     from gpuprof.graph.load import read_fixed_batch
-    from gpuprof.runtime.batch_items import find_mixed_output
-    from gpuprof.runtime.batch_verdicts import describe_mixing
+    from gpuprof.runtime.batch_items import describe_mixing, find_mixed_output
     from gpuprof.runtime.optimizer import find_refusal
 
     batched = {replica.model for *_, replica in deployment.places() if replica.batch > 1}

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from gpuprof.pipeline.result import NoteCallback
     from gpuprof.placement.problem import Options, Problem
     from gpuprof.rules.host_work import HostWork
-    from gpuprof.runtime.batch_verdicts import BatchVerdicts
+    from gpuprof.runtime.batch_items import BatchVerdicts
 
 
 #: Options of a problem with equal names in a map's record.
@@ -272,7 +272,7 @@ def _note_mixing_models(
     verdicts: BatchVerdicts, files: Mapping[str, ModelFile], models: Sequence[str], note: NoteCallback
 ) -> None:
     """Note models whose requests must not share a batch; absent files are not examined."""
-    from gpuprof.runtime.batch_verdicts import describe_mixing
+    from gpuprof.runtime.batch_items import describe_mixing
 
     for model in models:
         file = files.get(model)

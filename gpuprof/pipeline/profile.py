@@ -247,7 +247,7 @@ def run_campaign(
 
 
 def _describe_mixing(campaign: Campaign, cells: Sequence[Cell]) -> list[str]:
-    from gpuprof.runtime.batch_verdicts import describe_mixing
+    from gpuprof.runtime.batch_items import describe_mixing
 
     graphs = {cell.job.graph.name: cell.job.graph for cell in cells}.values()
     mixed = ((graph.name, campaign.verdicts.mixed_output(graph.sha256)) for graph in graphs)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from gpuprof.graph.dims import declared_dims
 from gpuprof.graph.file import OnnxFile, read_onnx
 from gpuprof.graph.inputs import random_inputs
 from gpuprof.graph.load import load_graph
+from gpuprof.runtime.outputs import is_close
 from gpuprof.runtime.session import open_session, translate_error
 
 Array = npt.NDArray[np.generic]
@@ -133,65 +134,38 @@ def _verify_equivalence(file: OnnxFile, free: Path, rewrite: BatchRewrite) -> No
     names = [output.name for output in original.get_outputs()]
     batched = random_inputs(load_graph(free, _PROOF_BATCH * rewrite.batch))
     inputs = random_inputs(load_graph(file.path, rewrite.batch))
-    model, old = file.path.name, rewrite.batch
-    floor = _QUANTISED_TOLERANCE if _is_rounding_model(file) else 0.0
+    is_rounding = any(_QUANTISING in node.op_type or "QLinear" in node.op_type for node in file.model.graph.node)
+    floor = _QUANTISED_TOLERANCE if is_rounding else 0.0
+
+    def compare(session: Any, samples: dict[str, Array], outputs: list[Array], blocks: int, location: str) -> None:
+        """Compare the outputs of a batch with the outputs of a session for each of its equal blocks alone."""
+        for i in range(blocks):
+            part = {name: _take_block(value, rewrite.places.get(name), i, blocks) for name, value in samples.items()}
+            for name, actual, output in zip(names, session.run(names, part), outputs, strict=True):
+                expected = _take_block(output, rewrite.places.get(name), i, blocks)
+                tolerance = TOLERANCE.get(str(expected.dtype))
+                if not is_close(expected, actual, None if tolerance is None else max(tolerance, floor)):
+                    raise InputError(
+                        f"{file.path.name}: with its batch freed, output {name} differs from the original's at "
+                        f"{location.format(i + 1)}",
+                        "the model mixes samples or is random; export it with a dynamic batch",
+                    )
+
     try:
         results = original.run(names, inputs)
-        for name, expected, actual in zip(names, results, rewritten.run(names, inputs), strict=True):
-            _compare(model, name, expected, actual, f"batch {old}", floor)
-        _compare_blocks(model, names, results, lambda x: rewritten.run(names, x), (inputs, rewrite, old), floor)
-        batch = rewritten.run(names, batched)
-        _compare_blocks(model, names, batch, lambda x: original.run(names, x), (batched, rewrite, _PROOF_BATCH), floor)
+        compare(rewritten, inputs, results, 1, f"batch {rewrite.batch}")
+        compare(rewritten, inputs, results, rewrite.batch, f"part {{}} of {rewrite.batch} of a batch")
+        outputs = rewritten.run(names, batched)
+        compare(original, batched, outputs, _PROOF_BATCH, f"part {{}} of {_PROOF_BATCH} of a batch")
     except runtime_errors() as error:
         raise translate_error(error, file.path) from error
 
 
-def _compare_blocks(
-    model: str,
-    names: list[str],
-    expected_outputs: list[Array],
-    run: Callable[[dict[str, Array]], list[Array]],
-    cut: tuple[dict[str, Array], BatchRewrite, int],
-    floor: float,
-) -> None:
-    """Compare the outputs of a batch with the outputs of ``run`` for each of its equal blocks alone."""
-    inputs, rewrite, blocks = cut
-
-    def block(name: str, value: Array, i: int) -> Array:
-        place = rewrite.places.get(name)
-        return value if place is None else _block(value, place, i, blocks)
-
-    for i in range(blocks if blocks > 1 else 0):
-        block_outputs = run({name: block(name, value, i) for name, value in inputs.items()})
-        for name, actual, expected in zip(names, block_outputs, expected_outputs, strict=True):
-            _compare(model, name, block(name, expected, i), actual, f"part {i + 1} of {blocks} of a batch", floor)
-
-
-def _block(value: Array, place: BatchAxis, i: int, blocks: int) -> Array:
+def _take_block(value: Array, place: BatchAxis | None, i: int, blocks: int) -> Array:
     """Return the i-th of ``blocks`` equal parts of the batch, shaped as in a run of this part alone."""
+    if place is None:
+        return value
     before, size, after = value.shape[: place.axis], value.shape[place.axis], value.shape[place.axis + 1 :]
     split = value.reshape(*before, place.outer, blocks, size // place.outer // blocks, *after)
     part: Array = np.take(split, i, axis=place.axis + 1)
     return part.reshape(*before, size // blocks, *after)
-
-
-def _is_rounding_model(file: OnnxFile) -> bool:
-    """Return whether a model rounds values to eight bits."""
-    return any(_QUANTISING in node.op_type or "QLinear" in node.op_type for node in file.model.graph.node)
-
-
-def _compare(model: str, name: str, expected: Array, actual: Array, location: str, floor: float) -> None:
-    tolerance = TOLERANCE.get(str(expected.dtype))
-    if expected.shape != actual.shape:
-        is_same = False
-    elif tolerance is None:
-        is_same = bool(np.array_equal(expected, actual))
-    else:
-        a, b = expected.astype(np.float64), actual.astype(np.float64)
-        scale = float(np.abs(a[np.isfinite(a)]).max(initial=1e-6))
-        is_same = bool(np.allclose(a, b, rtol=0, atol=max(tolerance, floor) * scale, equal_nan=True))
-    if not is_same:
-        raise InputError(
-            f"{model}: with its batch freed, output {name} differs from the original's at {location}",
-            "the model mixes samples or is random; export it with a dynamic batch",
-        )

@@ -9,8 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from gpuprof.runtime import batch_items
-from gpuprof.runtime.batch_items import find_mixed_output, mixed_output
-from gpuprof.runtime.batch_verdicts import BatchVerdicts, describe_mixing
+from gpuprof.runtime.batch_items import BatchVerdicts, describe_mixing, find_mixed_output, mixed_output
 from tests.small_models import Dims, floats, write_classifier, write_model, write_splitter
 
 Described = tuple[str, list[str], list[str], dict[str, Any]]

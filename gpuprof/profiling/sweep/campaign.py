@@ -29,7 +29,7 @@ from gpuprof.profiling.sweep.cell import DATA_SHA256, Cell, CellKey, CellResult,
 from gpuprof.profiling.worker.job import DEFAULT_LIMITS, Job, Request, TimingLimits
 from gpuprof.profiling.worker.process import Worker
 from gpuprof.profiling.worker.tasks import WorkerSetup, check_model
-from gpuprof.runtime.batch_verdicts import BatchVerdicts
+from gpuprof.runtime.batch_items import BatchVerdicts
 from gpuprof.runtime.executed_variant import arithmetic_precision
 
 

@@ -24,7 +24,7 @@ from gpuprof.profiling.worker.statistics import is_median_known
 from gpuprof.rules.cpu_slices import CpuSlice
 from gpuprof.runtime.batch_items import find_mixed_output
 from gpuprof.runtime.gpu_session import GpuOptions, GpuSession, PinnedMemory, is_bindable, open_on_gpu, rows_of
-from gpuprof.runtime.output_comparison import outputs_differ
+from gpuprof.runtime.outputs import outputs_differ
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
 from gpuprof.runtime.session import open_session
 

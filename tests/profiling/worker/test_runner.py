@@ -11,7 +11,7 @@ from gpuprof.errors import InputError
 from gpuprof.graph.inputs import random_inputs
 from gpuprof.graph.load import load_graph
 from gpuprof.profiling.worker.runner import session_run
-from gpuprof.runtime.output_comparison import outputs_differ
+from gpuprof.runtime.outputs import outputs_differ
 from gpuprof.runtime.session import open_session
 
 

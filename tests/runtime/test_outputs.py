@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from gpuprof.runtime.sequence_outputs import is_collection, is_sequence_of_maps, to_numbers, to_texts
+from gpuprof.runtime.outputs import is_collection, is_sequence_of_maps, to_numbers, to_texts
 
 
 @pytest.mark.parametrize(
