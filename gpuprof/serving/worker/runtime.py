@@ -14,8 +14,8 @@ from gpuprof.graph.merged_model import MergedModel, read_description, read_merge
 from gpuprof.graph.served_interface import find_unbatched, mixed_types_error
 from gpuprof.rules.padding import padded_size
 from gpuprof.runtime.gpu_session import GpuSession, HostMemory, StagedBatch, is_bindable, open_on_gpu, open_plainly
-from gpuprof.serving.transport.datatypes import NUMPY_NAMES, ModelSpec, TensorSpec, datatype_of, is_batched
 from gpuprof.runtime.outputs import is_collection, is_sequence_of_maps, to_texts
+from gpuprof.serving.transport.datatypes import NUMPY_NAMES, ModelSpec, TensorSpec, datatype_of, is_batched
 
 if TYPE_CHECKING:
     from gpuprof.serving.transport.datatypes import Array
