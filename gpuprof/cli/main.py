@@ -7,15 +7,19 @@ import gc
 import importlib
 import io
 import os
+import signal
 import sys
-from collections.abc import Iterable, Sequence
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import typer
 
 from gpuprof.cli.options import Verbs
 from gpuprof.cli.output import say_note
-from gpuprof.cli.termination import termination_as_interrupt
 from gpuprof.errors import BUG_EXIT_CODE, DISTRIBUTION, GpuprofError, InputError, UnavailableError, install_hint
 
 #: Shells' exit code of a program that SIGINT ended: 128 and the signal's number.
@@ -26,8 +30,13 @@ _OF_DEMANDS = ("place", "compare")
 #: Verbs that end soon and make millions of objects, nearly all without cycles.
 _PLANNING = ("place", "compare", "explain", "check", "estimate")
 
-#: Verbs of the help's first screen with their descriptions. The module of a verb in gpuprof.cli defines a function of
-#: the verb's name, or a typer app called ``app``. The list imports no such module.
+#: Seconds within which a repeated signal is ignored: programs that signal a process group signal its leader, too
+#: (timeout does).
+_SAME_WORD_S = 1.0
+_WORDS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+#: Verbs of the help's first screen with their descriptions. The module of a verb defines a function or a typer app of
+#: the verb's name, or an ``app``. The list imports no such module.
 FIRST_VERBS = {
     "doctor": "Print what this machine can do; nothing is changed.",
     "profile": "Measure models on this machine.",
@@ -65,12 +74,26 @@ MORE_VERBS = {
     },
 }
 VERBS = {**FIRST_VERBS, **{verb: text for verbs in MORE_VERBS.values() for verb, text in verbs.items()}}
+#: Modules of several verbs.
+_MODULES = {
+    "maps": "check explain export",
+    "models": "zoo similarity merge",
+    "predictions": "estimate calibrate train evaluate",
+    "serving": "serve apply",
+}
 
 
 def _list_more_verbs() -> str:
     """Return the verbs of the second rank by purpose, in lines that click leaves as they are."""
     lines = (f"  {purpose + ':':<22}{', '.join(verbs)}" for purpose, verbs in MORE_VERBS.items())
     return "\n".join(["\b", "More:", *lines])
+
+
+def load_verb(verb: str) -> Any:
+    """Return the function of a verb, or the typer app of its commands."""
+    name = next((name for name, verbs in _MODULES.items() if verb in verbs.split()), verb)
+    module = importlib.import_module(f"gpuprof.cli.{name}")
+    return getattr(module, verb) if hasattr(module, verb) else module.app
 
 
 def build_app(verbs: Iterable[str] = tuple(VERBS), names_only: bool = False) -> typer.Typer:
@@ -90,11 +113,11 @@ def build_app(verbs: Iterable[str] = tuple(VERBS), names_only: bool = False) -> 
         if names_only:
             app.command(verb, short_help=VERBS[verb], hidden=verb not in FIRST_VERBS)(lambda: None)
             continue
-        module = importlib.import_module(f"gpuprof.cli.{verb}")
-        if hasattr(module, "app"):
-            app.add_typer(module.app, name=verb, short_help=VERBS[verb])
+        defined = load_verb(verb)
+        if isinstance(defined, typer.Typer):
+            app.add_typer(defined, name=verb, short_help=VERBS[verb])
         else:
-            app.command(verb, short_help=VERBS[verb])(getattr(module, verb))
+            app.command(verb, short_help=VERBS[verb])(defined)
     return app
 
 
@@ -184,6 +207,42 @@ def console_script() -> None:
     if sys.argv[1:2] and sys.argv[1] in _PLANNING:
         gc.disable()
     sys.exit(main())
+
+
+@contextmanager
+def termination_as_interrupt() -> Iterator[None]:
+    """Handle SIGTERM, and SIGHUP unless ignored, like SIGINT, or as an interrupt where SIGINT is ignored.
+
+    Raises `KeyboardInterrupt`: within the context, on such a signal when SIGINT has no handler of its own.
+    """
+    # Python lets only the main thread set handlers.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    told_s = [-_SAME_WORD_S]
+
+    def handle_signal(number: int, frame: FrameType | None) -> None:
+        now_s = time.monotonic()
+        if now_s - told_s[0] < _SAME_WORD_S:
+            return
+        told_s[0] = now_s
+        handler = signal.getsignal(signal.SIGINT)
+        searches = sys.modules.get("gpuprof.placement.limit")
+        if callable(handler) and (searches is None or handler is not searches.end_searches):
+            signal.raise_signal(signal.SIGINT)
+        else:  # SIGINT is ignored, as for background jobs of a shell, or would only end a search
+            raise KeyboardInterrupt
+
+    before = {word: signal.getsignal(word) for word in _WORDS}
+    # Only default handlers are replaced: nohup ignores SIGHUP, and a test may have a handler of its own.
+    signals = [word for word, handler in before.items() if handler is signal.SIG_DFL]
+    for word in signals:
+        signal.signal(word, handle_signal)
+    try:
+        yield
+    finally:
+        for word in signals:
+            signal.signal(word, before[word])
 
 
 def _reserve_stdout() -> None:

@@ -1,4 +1,4 @@
-"""Options of verbs: made by typer from settings, shared by several verbs, lengths of time, and files to write."""
+"""Options of verbs: made by typer from settings, their completion, lengths of time, and files to write."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import inspect
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
@@ -17,12 +18,78 @@ import typer
 from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
-from gpuprof.cli.completion import COMPLETERS, complete_models
 from gpuprof.cli.output import Format, chosen_format
 from gpuprof.domain.file_access import describe_special_file, find_write_obstacle
 from gpuprof.domain.validation import LONGEST_S, ArgumentError, parse_duration
 from gpuprof.errors import InputError
 from gpuprof.pipeline.settings import CommandLine, Settings, command_line
+
+
+def _complete(list_names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Return a completer of the last of the names that commas separate."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, word = incomplete.rpartition(",")
+        with suppress(Exception):  # a shell has no place to show an error
+            return [f"{before}{comma}{name}" for name in sorted(set(list_names())) if name.startswith(word)]
+        return []
+
+    return complete
+
+
+def _list_devices() -> Iterable[str]:
+    from gpuprof.domain.catalogue import devices
+
+    return ["cpu", *devices()]
+
+
+def _list_policies() -> Iterable[str]:
+    from gpuprof.placement.policies import policy_names
+
+    return policy_names()
+
+
+def _list_networks() -> Iterable[str]:
+    from gpuprof.zoo.architecture import ARCHITECTURES
+
+    return ARCHITECTURES
+
+
+def _list_map_models() -> Iterable[str]:
+    from gpuprof.domain.map_file import read_map
+
+    return read_map(Path("map.json")).models
+
+
+def _list_measured_models() -> Iterable[str]:
+    from gpuprof.pipeline.db import list_measured_models
+
+    return (str(row["model"]) for row in list_measured_models().rows())
+
+
+#: Completers by the kind of names; ``models``: of the database.
+COMPLETERS = {
+    "devices": _complete(_list_devices),
+    "policies": _complete(_list_policies),
+    "networks": _complete(_list_networks),
+    "map models": _complete(_list_map_models),
+    "measured models": _complete(_list_measured_models),
+}
+
+
+def complete_models(incomplete: str) -> list[str]:
+    """Return the models of the database, ONNX files, and folders, which may hold ONNX files."""
+    folder, slash, begun = incomplete.rpartition("/")
+    names = COMPLETERS["measured models"](incomplete)
+    with suppress(OSError, ValueError):
+        for path in sorted(Path(f"{folder}{slash}").iterdir()):
+            if path.name.startswith(begun) and not path.name.startswith("."):
+                if path.is_dir():
+                    names.append(f"{folder}{slash}{path.name}/")
+                elif path.suffix == ".onnx":
+                    names.append(f"{folder}{slash}{path.name}")
+    return names
+
 
 MapFileArgument = Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map.")]
 DbOption = Annotated[Path, typer.Option(envvar="GPUPROF_DB", help="Kernel database.")]

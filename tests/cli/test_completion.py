@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.cli.completion import COMPLETERS, complete_models
+from gpuprof.cli.options import COMPLETERS, complete_models
 from tests.export.test_export import MAP
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 import gpuprof
-from gpuprof.cli.main import VERBS, build_app
+from gpuprof.cli.main import VERBS, build_app, load_verb
 from gpuprof.cli.options import Verbs, list_words
 from gpuprof.domain.validation import Count
 from gpuprof.errors import InputError
@@ -110,9 +109,9 @@ def list_verbs() -> list[tuple[str, Callable[..., None]]]:
     """Return every verb by the words that call it."""
     listed = []
     for verb in VERBS:
-        defined = importlib.import_module(f"gpuprof.cli.{verb}")
-        group = getattr(defined, "app", None) or build_app([verb])
-        words = f"{verb} " if hasattr(defined, "app") else ""
+        defined = load_verb(verb)
+        is_group = isinstance(defined, typer.Typer)
+        group, words = (defined, f"{verb} ") if is_group else (build_app([verb]), "")
         for info in group.registered_commands:
             assert info.callback is not None
             listed.append((words + (info.name or info.callback.__name__), info.callback))

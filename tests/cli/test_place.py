@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from onnx import helper
 
-from gpuprof.cli.check import group_equal
 from gpuprof.cli.main import main
+from gpuprof.cli.maps import group_equal
 from gpuprof.domain.map_file import read_map
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import ModelRow, RunRow

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.cli.termination import termination_as_interrupt
+from gpuprof.cli.main import termination_as_interrupt
 from tests.reruns import waits_for_processes
 
 pytestmark = waits_for_processes

@@ -1,4 +1,4 @@
-"""``gpuprof serve``: run a deployment map on this machine."""
+"""Verbs of the server: ``serve`` and ``apply``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gpuprof.cli.output import say, say_note
+from gpuprof.cli.output import Format, make_columns, print_rows, say, say_note
 from gpuprof.domain.plural import count_of
 from gpuprof.pipeline.serve import ServeSettings
 
@@ -32,3 +32,17 @@ def serve(
 
     run_map_server(map_file, settings, ready, say_note)
     say("drained")
+
+
+_CHANGES = make_columns("replica change reason")
+
+
+def apply(
+    map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Map to serve from now on.")],
+    port: Annotated[int, typer.Option(help="HTTP port of the server.", min=1, max=65535)] = ServeSettings().port,
+    chosen: Format = Format.TABLE,
+) -> None:
+    """Move the server on this machine to MAP; only changed replicas are restarted, and no request is lost."""
+    from gpuprof.pipeline.serve import apply as apply_map
+
+    print_rows(apply_map(map_file, port=port).rows(), _CHANGES, chosen)

@@ -1,0 +1,183 @@
+"""Verbs of maps: ``check``, ``explain`` and ``export``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpuprof.cli.options import COMPLETERS, MapFileArgument, check_output_folder
+from gpuprof.cli.output import Format, make_columns, print_json, print_rows, print_text, say_note, show_progress
+from gpuprof.domain.number_format import number_formatter
+from gpuprof.domain.plural import count_of
+from gpuprof.errors import InputError
+from gpuprof.pipeline.check import CheckOptions
+from gpuprof.pipeline.explain import ExplainOptions
+
+_FAULTS = make_columns("rule where times message:what_is_wrong")
+
+
+def check(
+    options: CheckOptions,
+    map_file: MapFileArgument = Path("map.json"),
+    chosen: Format = Format.TABLE,
+) -> None:
+    """Check geometry, shares, memory, rates and SLOs of a map; exit 1 when it breaks a rule."""
+    from gpuprof.domain.map_sources import record_basis
+    from gpuprof.pipeline.check import check as check_map
+
+    result = check_map(map_file, options, note=say_note)
+    rows = result.rows()
+    if chosen is Format.JSON:
+        basis = record_basis(result.deployment)
+        print_json({"map": str(map_file), "sound": result.is_sound, "basis": basis, "violations": rows})
+    elif chosen is Format.CSV:
+        print_rows(rows, _FAULTS, chosen)
+    elif rows:
+        print_rows(group_equal(rows), _FAULTS, chosen)
+    else:
+        replicas = sum(1 for _ in result.deployment.places())
+        devices = count_of(result.deployment.predicted.gpus, "device")
+        sys.stdout.write(f"{map_file} is sound: {count_of(replicas, 'replica')} on {devices}\n")
+    result.raise_if_broken()
+
+
+def group_equal(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+    """Return a row for each rule and message, with the places of the fault and their number."""
+    places: dict[tuple[object, object], list[str]] = {}
+    for row in rows:
+        places.setdefault((row["rule"], row["message"]), []).append(str(row["where"]))
+    return [
+        {"rule": rule, "where": ", ".join(dict.fromkeys(where)), "times": len(where), "message": message}
+        for (rule, message), where in places.items()
+    ]
+
+
+_ALTERNATIVES = make_columns(
+    "device share batch processes capacity_rps:serves_req/s tail_ms:percentile_ms replicas:needed cost "
+    "chosen:in_the_map source",
+)
+_PLACES = make_columns("where:stands_on share batch rate_rps beside free_pct")
+_NEIGHBOURS = make_columns(
+    "where:stands_on share batch neighbour added_ms:adds_ms added_pct:adds_% alone_ms beside_ms:beside_all_ms "
+    "interval:90%_interval basis:known_from",
+)
+_WHAT_IFS = make_columns("change:demand gpus:devices shares:replicas missing_rps:not_served/s")
+
+
+def explain(
+    options: ExplainOptions,
+    map_file: MapFileArgument = Path("map.json"),
+    model: Annotated[
+        str,
+        typer.Argument(
+            autocompletion=COMPLETERS["map models"],
+            help="Model of the map; may stand alone, without MAP; default: its only model.",
+            show_default=False,
+        ),
+    ] = "",
+    chosen: Format = Format.TABLE,
+) -> None:
+    """Show the alternatives of a model's replicas, and the effect of 10% more rate or a 10% shorter SLO.
+
+    For each neighbour on the same device, prints the slow-down of a batch and its source.
+    With --csv, prints only the alternatives.
+    """
+    from gpuprof.pipeline.explain import explain as explain_model
+
+    if not model and not map_file.exists() and map_file.suffix != ".json":
+        map_file, model = Path("map.json"), str(map_file)
+    with show_progress() as show:
+        result = explain_model(map_file, model, options, progress=show, note=say_note)
+    places, choices, changes = result.place_rows(), result.rows(), result.what_if_rows()
+    neighbours = result.neighbour_rows()
+    if chosen is Format.CSV:
+        print_rows(choices, _ALTERNATIVES, chosen)
+        return
+    if chosen is Format.JSON:
+        parts = {"places": places, "neighbours": neighbours, "alternatives": choices, "what_if": changes}
+        print_json({"model": result.model, **parts})
+        return
+    demand, model = result.deployment.models[result.model], result.model
+    sys.stdout.write(
+        f"{model}: {demand.rate_rps:,.6g} requests/s, {demand.percentile:g}% of them within {demand.slo_ms:g} ms\n\n"
+    )
+    print_rows(places, _PLACES, Format.TABLE)
+    if neighbours:
+        sys.stdout.write("\nWhat each neighbour adds to the time of a batch:\n")
+        print_rows([{**row, "interval": _interval(row)} for row in neighbours], _NEIGHBOURS, Format.TABLE)
+    sys.stdout.write("\nThe best batch under each share, cheapest first\n")
+    print_text("(cost: dollars an hour, or devices where none has a price):")
+    if any(row["at_upper_end"] for row in choices):
+        print_text("(percentile ms: as planned, with unsure times towards the upper ends of their intervals)")
+    print_rows(choices, _ALTERNATIVES, Format.TABLE)
+    sys.stdout.write(f"\nWhat {result.deployment.policy} would do:\n")
+    print_rows(changes, _WHAT_IFS, Format.TABLE)
+
+
+def _interval(row: Mapping[str, object]) -> str | None:
+    ends = row["interval_ms"]
+    if not isinstance(ends, list):
+        return None
+    format_number = number_formatter(3)
+    return f"{format_number(ends[0])} … {format_number(ends[1])}"
+
+
+def _check_image(context: typer.Context, image: str | None) -> str | None:
+    """Return the image; check that the target has the image it needs, before other steps of a run."""
+    if not context.resilient_parsing and context.params.get("to"):
+        from gpuprof.pipeline.export import check_target
+
+        check_target(context.params["to"], image)
+    return image
+
+
+def export(
+    map_file: MapFileArgument = Path("map.json"),
+    to: Annotated[
+        str | None,
+        typer.Option(
+            help="Tool to write for: json, mig-parted, triton, k8s, k8s-dra, k8s-kai, k8s-hami, kserve, ray-serve or "
+            "envoy; default: mig-parted "
+            "for a map with MIG instances, else triton."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            callback=check_output_folder,
+            help="Directory to write to; default: a single file is printed, several go to export-TOOL.",
+        ),
+    ] = None,
+    image: Annotated[
+        str | None, typer.Option(callback=_check_image, help="Container image with gpuprof, for Kubernetes and KServe.")
+    ] = None,
+    copy: Annotated[
+        bool,
+        typer.Option(
+            "--copy", help="Copy models instead of making hard links, through which onnx.load reads no external data."
+        ),
+    ] = False,
+    allow_changed: Annotated[
+        bool, typer.Option("--allow-changed", help="Export model files that changed since the map was planned.")
+    ] = False,
+) -> None:
+    """Write what another tool needs to run a map."""
+    from gpuprof.pipeline.export import export as export_map
+
+    result = export_map(map_file, to, image=image, allow_changed=allow_changed, note=say_note)
+    is_single = len(result.files) == 1 and not result.models
+    if output is None and to is None and not is_single:
+        output = check_output_folder(Path(f"export-{result.target}"))
+    if output is not None:
+        result.write(output, copy)
+        say_note(f"{count_of(len(result.files) + len(result.models), 'file')} for {result.target} written to {output}")
+    elif is_single:
+        sys.stdout.write(next(iter(result.files.values())))
+    else:
+        raise InputError(f"{to} makes {len(result.files) + len(result.models)} files", "name a directory with -o")
