@@ -81,7 +81,7 @@ _EPOCHS = make_columns(
 
 _POLICIES = make_columns(
     "policy maps started:replicas_started mean_gpus:mean_devices most_gpus:most gpu_hours:device_hours "
-    "held_gpu_hours:with_moving cost:$ goodput_rps in_time_pct wait_ms:mean_wait_ms worst_p99_ms",
+    "cost:$ goodput_rps in_time_pct wait_ms:mean_wait_ms worst_p99_ms",
     {"in_time_pct": number_formatter(5)},
 )
 

@@ -74,43 +74,6 @@ class GammaArrivals:
 
 
 @dataclass(frozen=True, slots=True)
-class LognormalArrivals:
-    """Independent gaps of a lognormal distribution with squared coefficient of variation ``scv``."""
-
-    rate_rps: float
-    scv: float = 1.0
-
-    def stream(self, random: np.random.Generator) -> ArrivalStream:
-        """Return the times."""
-        variance = math.log1p(self.scv)
-        gap = NS_PER_S / self.rate_rps
-        return _RenewalStream(lambda count: gap * random.lognormal(-0.5 * variance, math.sqrt(variance), count))
-
-
-@dataclass(frozen=True, slots=True)
-class HyperexponentialArrivals:
-    """Independent gaps, short or long exponential ones, with squared coefficient of variation ``scv`` of at least 1.
-
-    Both kinds take the same part of the time ("balanced means": Whitt 1982, "Approximating a point process by a
-    renewal process", section 3).
-    """
-
-    rate_rps: float
-    scv: float = 4.0
-
-    def stream(self, random: np.random.Generator) -> ArrivalStream:
-        """Return the times."""
-        short = 0.5 * (1.0 + math.sqrt((self.scv - 1.0) / (self.scv + 1.0)))
-        gap = NS_PER_S / self.rate_rps
-
-        def gaps(count: int) -> Floats:
-            part = np.where(random.random(count) < short, short, 1.0 - short)
-            return np.asarray(gap * random.standard_exponential(count) / (2.0 * part))
-
-        return _RenewalStream(gaps)
-
-
-@dataclass(frozen=True, slots=True)
 class BatchPoissonArrivals:
     """A batch Poisson process: groups of ``size`` simultaneous requests, whose arrivals are a Poisson process."""
 
@@ -193,17 +156,6 @@ class RecordedArrivals:
     def stream(self, random: np.random.Generator) -> ArrivalStream:
         """Return the times; nothing is random in them."""
         return _RecordedStream(self.times)
-
-
-def mmpp_with_peaks(rate_rps: float, peak_to_mean: float, window_s: float) -> MmppArrivals:
-    """Return an MMPP whose bursts last ``window_s`` on average and have ``peak_to_mean`` times the mean rate.
-
-    Half of the requests arrive in bursts, so the calm has a little over half the mean rate.
-    """
-    # The calm lasts ``ratio`` times as long at 1/ratio of the rate: both states hold as many requests, the mean is
-    # 2·ratio / (1 + ratio) times the calm's rate, and the peak is (1 + ratio) / 2 times the mean.
-    ratio = 2.0 * peak_to_mean - 1.0
-    return MmppArrivals(rate_rps, ratio, window_s, window_s * ratio)
 
 
 def scale_to_rate(process: ArrivalProcess, rate_rps: float) -> ArrivalProcess:
@@ -342,19 +294,11 @@ FORMS = {
     "constant": "constant",
     "poisson": "poisson",
     "gamma": "gamma:SCV, as in gamma:4",
-    "lognormal": "lognormal:SCV, as in lognormal:4",
-    "hyperexponential": "hyperexponential:SCV, as in hyperexponential:4",
     "batch": "batch:SIZE, as in batch:8",
-    "mmpp": "mmpp:PEAK_TO_MEAN,WINDOW, as in mmpp:3,2s",
     "bursts": "bursts:RATIO,BURST,CALM, as in bursts:5,2s,8s",
     "diurnal": "diurnal:PEAK_TO_TROUGH,PERIOD, as in diurnal:4,24h",
 }
-_MOST_GIVEN = {"gamma": 1, "lognormal": 1, "hyperexponential": 1, "batch": 1, "mmpp": 2, "bursts": 3, "diurnal": 2}
-_RENEWALS: dict[str, Callable[..., ArrivalProcess]] = {
-    "gamma": GammaArrivals,
-    "lognormal": LognormalArrivals,
-    "hyperexponential": HyperexponentialArrivals,
-}
+_MOST_GIVEN = {"gamma": 1, "batch": 1, "bursts": 3, "diurnal": 2}
 
 
 def parse_arrivals(text: str, rate_rps: float) -> ArrivalProcess:
@@ -366,7 +310,7 @@ def parse_arrivals(text: str, rate_rps: float) -> ArrivalProcess:
     --------
     >>> parse_arrivals("poisson", 50.0)
     GammaArrivals(rate_rps=50.0, scv=1.0)
-    >>> parse_arrivals("mmpp:3,2s", 100.0)  # bursts of 2 s on average at three times the mean rate
+    >>> parse_arrivals("bursts:5,2s,10s", 100.0)
     MmppArrivals(rate_rps=100.0, ratio=5.0, burst_s=2.0, calm_s=10.0)
     """
     if not 0.0 < rate_rps <= 1e9:
@@ -385,16 +329,11 @@ def _build_process(name: str, words: list[str], rate_rps: float) -> ArrivalProce
         return DeterministicArrivals(rate_rps)
     if name == "poisson":
         return GammaArrivals(rate_rps)
-    if name in _RENEWALS:
-        # The SCV of a mixture of exponential gaps is at least 1.
-        least = 1.0 if name == "hyperexponential" else 1e-6
-        return _RENEWALS[name](rate_rps, *(_parse_number(word, "the SCV", least, 1e4) for word in words))
+    if name == "gamma":
+        return GammaArrivals(rate_rps, *(_parse_number(word, "the SCV", 1e-6, 1e4) for word in words))
     if name == "batch":
         return BatchPoissonArrivals(rate_rps, *(_parse_count(word, "the size") for word in words))
     lengths = [parse_duration(word) for word in words[1:]]
-    if name == "mmpp":
-        peak = _parse_number(words[0], "peak to mean", 1.0, 1e6) if words else 3.0
-        return mmpp_with_peaks(rate_rps, peak, lengths[0] if lengths else 1.0)
     if name == "bursts":
         return MmppArrivals(rate_rps, *(_parse_number(word, "the ratio", 1.0, 1e6) for word in words[:1]), *lengths)
     return DiurnalArrivals(rate_rps, *(_parse_number(word, "peak to trough", 1.0, 1e6) for word in words[:1]), *lengths)

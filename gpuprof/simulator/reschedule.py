@@ -7,8 +7,7 @@ each alive in its lifetime, is then exact.
 
 from __future__ import annotations
 
-import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -41,7 +40,6 @@ class Timetable:
     epochs: tuple[EpochOutcome, ...]
     switches: tuple[Switch, ...]
     absent: tuple[int, ...]
-    held_gpu_hours: float  #: Hours for which replicas hold devices, of the old and the new map during changes.
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +52,7 @@ class Autoscaling:
     started: int
     mean_gpus: float  #: Devices of the maps, averaged over time.
     most_gpus: int
-    #: ``gpu_hours``, ``held_gpu_hours``: Device hours of the maps; and including the time in which old and new replicas
-    #: coexist.
-    gpu_hours: float
-    held_gpu_hours: float
+    gpu_hours: float  #: Device hours of the maps.
     cost: float | None  #: Cost of the maps in $; None if a device has no price.
     goodput_rps: float
     in_time_pct: float | None  #: Percentage of requests; None without requests.
@@ -85,7 +80,6 @@ def summarize_autoscaling(policy: str, table: Timetable, outcome: SimulationOutc
         mean_gpus=gpu_hours / sum(hours),
         most_gpus=max(epoch.gpus for epoch in epochs),
         gpu_hours=gpu_hours,
-        held_gpu_hours=table.held_gpu_hours,
         cost=None if None in costs else sum(cost for cost in costs if cost is not None),
         goodput_rps=outcome.goodput_rps,
         in_time_pct=100.0 * sum(model.in_time for model in models) / requests if requests else None,
@@ -145,14 +139,11 @@ class _TimetableBuilder:
         self.maps = [(0.0, deployment, 0)]
         self.switches: list[Switch] = []
         self.places: list[_Place] = []
-        #: Begin and end of the time in which each replica holds its device, from loading on.
-        self.spans_s: list[tuple[float, float]] = []
-        self.alive = {key: self._add(place, 0.0) for key, place in _index_by_identity(deployment).items()}
+        self.alive = {key: self._add(place) for key, place in _index_by_identity(deployment).items()}
         self.first = len(self.places)
 
-    def _add(self, place: _Place, at_s: float) -> int:
+    def _add(self, place: _Place) -> int:
         self.places.append(place)
-        self.spans_s.append((at_s, math.inf))
         return len(self.places) - 1
 
     def change(self, at_s: float, target: DeploymentMap, costs: MoveCosts) -> None:
@@ -167,12 +158,10 @@ class _TimetableBuilder:
         new_gpus = {key[:2] for key in new if key[2]} - set(before_layout)
         for key in removed:
             end_s = at_s if key[:2] in relaid_gpus else at_s + costs.load_s
-            position = self.alive.pop(key)
-            self.spans_s[position] = (self.spans_s[position][0], end_s)
-            self.switches.append(Switch(end_s, end=(position,)))
+            self.switches.append(Switch(end_s, end=(self.alive.pop(key),)))
         for key in new:
             ready_s = at_s + costs.load_s + (costs.mig_s if key[:2] in relaid_gpus | new_gpus else 0.0)
-            self.alive[key] = self._add(after[key], at_s)
+            self.alive[key] = self._add(after[key])
             self.switches.append(Switch(ready_s, begin=(self.alive[key],)))
         self.maps.append((at_s, target, len(new)))
 
@@ -186,9 +175,6 @@ class _TimetableBuilder:
             )
             for node, gpu, part, r in self.places
         )
-        held_s: defaultdict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
-        for (node, gpu, *_), (begin_s, end_s) in zip(self.places, self.spans_s, strict=True):
-            held_s[node.name, gpu.index].append((begin_s, min(end_s, duration_s)))
         ends_s = [*(begin_s for begin_s, *_ in self.maps[1:]), duration_s]
         return Timetable(
             self.deployment.model_copy(update={"nodes": nodes}),
@@ -198,17 +184,7 @@ class _TimetableBuilder:
             ),
             tuple(sorted(self.switches, key=lambda switch: switch.at_s)),
             tuple(range(self.first, len(self.places))),
-            sum(_union_length(spans) for spans in held_s.values()) / 3600.0,
         )
-
-
-def _union_length(spans: Sequence[tuple[float, float]]) -> float:
-    """Return the length of the union of spans."""
-    total, reached = 0.0, 0.0
-    for begin, end in sorted(spans):
-        total += max(0.0, end - max(begin, reached))
-        reached = max(reached, end)
-    return total
 
 
 def _index_by_identity(deployment: DeploymentMap) -> dict[_Identity, _Place]:

@@ -7,11 +7,11 @@ The file has the header ``time_s,model``: seconds from the start, ascending, a l
 from __future__ import annotations
 
 import csv
-import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from gpuprof.domain.arrival_process import NS_PER_S, ArrivalProcess, RecordedArr
 from gpuprof.domain.file_access import refuse_pipe
 from gpuprof.domain.validation import LONGEST_S
 from gpuprof.errors import InputError, refuse_unwritable
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MAX_FILE_BYTES = 16 * 2**30
 MAX_REQUESTS = 1_000_000_000
@@ -67,15 +70,13 @@ class Trace:
 
     def statistics(self, width_s: float) -> list[dict[str, object]]:
         """Return a row per model: requests, mean rate, peak rate over ``width_s``, burstiness and longest gap."""
-        mmpp_with_peaks = {
-            m: counts.max() for m, counts in self.counts(max(1, round(self.duration_s / width_s))).items()
-        }
+        peaks = {m: counts.max() for m, counts in self.counts(max(1, round(self.duration_s / width_s))).items()}
         return [
             {
                 "model": model or "all",
                 "requests": len(times),
                 "rate_rps": len(times) / self.duration_s,
-                "peak_rps": float(mmpp_with_peaks[model]) / width_s,
+                "peak_rps": float(peaks[model]) / width_s,
                 "gap_scv": _scv(np.diff(times)),
                 "longest_gap_s": float(np.diff(times).max() / NS_PER_S) if len(times) > 1 else None,
             }
@@ -231,92 +232,72 @@ def _find_first_error(path: Path) -> InputError:
 
 _HEADER_2019 = ["HashOwner", "HashApp", "HashFunction", "Trigger"]
 _HEADER_2021 = ["app", "func", "end_timestamp", "duration"]
-_MINUTE_NS = 60 * NS_PER_S
 
 
 def read_azure(path: Path, busiest: int, seed: int = 0) -> Trace:
-    """Read either format, recognised by its header, and return the ``busiest`` functions, busiest first.
+    """Return the ``busiest`` functions of a trace of Azure Functions, busiest first.
 
-    The requests of a minute are spread uniformly at random, like a Poisson process of that count. In the 2021 format a
-    request arrives at the begin of its invocation, ``end_timestamp - duration``; the earliest in the file is time 0.
-    Raises `InputError` with the line for another header, missing minutes, or an invalid count or time.
+    Two formats are recognised by their headers (github.com/Azure/AzurePublicDataset). 2019 (Shahrad et al., ATC'20):
+    ``HashOwner,HashApp,HashFunction,Trigger,1,…,1440``, a line per function and day, a column per minute; the requests
+    of a minute are spread uniformly at random, like a Poisson process of that count. 2021 (Zhang et al., SOSP'21):
+    ``app,func,end_timestamp,duration`` in seconds, a line per invocation; a request arrives at the begin of its
+    invocation, and the earliest in the file is time 0.
+
+    Raises `InputError` for another header, missing minutes, or an invalid count or time.
     """
-    _, header = next(open_rows(path), (1, []))
+    import pandas as pd
+
+    try:
+        table = pd.read_csv(refuse_pipe(path))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path}: {str(error).splitlines()[0].strip()}") from None
+    header = [str(name) for name in table.columns]
     if header == _HEADER_2021:
-        return _keep_busiest(*_read_2021(path), busiest)
+        return _read_2021(path, table, busiest)
     if header[:4] == _HEADER_2019:
-        return _read_2019(path, header, busiest, np.random.Generator(np.random.PCG64(seed)))
+        return _read_2019(path, table, busiest, np.random.Generator(np.random.PCG64(seed)))
     raise InputError(
         f"{path} is in neither Azure Functions format: its header begins {','.join(header[:4])!r}",
         f"expected {','.join(_HEADER_2019)},1,… or {','.join(_HEADER_2021)}",
     )
 
 
-def _read_2019(path: Path, header: Sequence[str], busiest: int, random: np.random.Generator) -> Trace:
-    minutes = header[4:]
-    for position, name in enumerate(minutes, start=1):
+def _read_2019(path: Path, table: pd.DataFrame, busiest: int, random: np.random.Generator) -> Trace:
+    minutes = len(table.columns) - 4
+    for position, name in enumerate(table.columns[4:], start=1):
         if name != str(position):
-            raise InputError(f"{path}:1: minute {position} is missing: column {position + 4} is {name!r}")
-    heap: list[tuple[int, int, str, NDArray[np.int64]]] = []
-    rows = open_rows(path)
-    next(rows)
-    for line, row in rows:
-        counts = _read_counts(row, len(minutes), f"{path}:{line}")
-        entry = (int(counts.sum()), -line, "/".join(row[:3]), counts)  # of equal counts the first in the file is kept
-        (heapq.heappush if len(heap) < busiest else heapq.heappushpop)(heap, entry)
-    if not any(total for total, *_ in heap):
-        raise InputError(f"{path} holds no invocations", "give a day that has some")
-    if (total := sum(entry[0] for entry in heap)) > MAX_REQUESTS:
-        raise InputError(f"{path}: {total:.3g} invocations are too many to hold", "ask for fewer functions")
-    times = {name: _spread_in_minutes(counts, random) for total, _, name, counts in sorted(heap, reverse=True) if total}
-    return Trace(times, 60.0 * len(minutes))
+            raise InputError(f"{path}: minute {position} is missing: column {position + 4} is {name!r}")
+    counts = table.iloc[:, 4:].to_numpy()
+    if counts.dtype != np.int64 or counts.min(initial=0) < 0:
+        raise InputError(f"{path}: every count of invocations must be a whole number of at least 0")
+    totals = counts.sum(axis=1)
+    rows = np.argsort(-totals, kind="stable")[:busiest]
+    _check_invocations(path, int(totals[rows].sum()))
+    times = {}
+    for row in rows[totals[rows] > 0]:
+        minute = np.repeat(np.arange(minutes), counts[row])
+        spread = np.sort(((minute + random.random(len(minute))) * 60 * NS_PER_S).astype(np.int64))
+        times["/".join(map(str, table.iloc[row, :3]))] = spread
+    return Trace(times, 60.0 * minutes)
 
 
-def _read_counts(row: Sequence[str], minutes: int, where: str) -> NDArray[np.int64]:
-    if len(row) != minutes + 4:
-        raise InputError(f"{where}: expected {minutes + 4} fields but got {len(row)}")
-    try:
-        counts = np.array(row[4:], dtype=np.int64)
-    except (ValueError, OverflowError):
-        invalid_cell = next((cell for cell in row[4:] if not cell.strip().isdigit()), max(row[4:], key=len))
-        raise InputError(f"{where}: a count must be a whole number but got {invalid_cell!r}") from None
-    if len(counts) and counts.min() < 0:
-        raise InputError(f"{where}: a count must be at least 0 but got {counts.min()}")
-    return counts
-
-
-def _spread_in_minutes(counts: NDArray[np.int64], random: np.random.Generator) -> Times:
-    minute = np.repeat(np.arange(len(counts)), counts)
-    return np.sort(((minute + random.random(len(minute))) * _MINUTE_NS).astype(np.int64))
-
-
-def _read_2021(path: Path) -> tuple[NDArray[np.float64], list[str]]:
-    starts: list[float] = []
-    functions: list[str] = []
-    rows = open_rows(path)
-    next(rows)
-    for line, row in rows:
-        if len(row) != 4:
-            raise InputError(f"{path}:{line}: expected 4 fields but got {len(row)}")
-        try:
-            end, duration = float(row[2]), float(row[3])
-        except ValueError:
-            raise InputError(f"{path}:{line}: end_timestamp and duration must be numbers but got {row[2:]}") from None
-        if not math.isfinite(end) or not math.isfinite(duration) or duration < 0:
-            raise InputError(f"{path}:{line}: end_timestamp and duration must be finite, the duration at least 0")
-        starts.append(end - duration)
-        functions.append(f"{row[0]}/{row[1]}")
-    if not starts:
-        raise InputError(f"{path} holds no invocations", "give a day that has some")
-    return np.array(starts), functions
-
-
-def _keep_busiest(starts: NDArray[np.float64], functions: Sequence[str], busiest: int) -> Trace:
-    order = np.argsort(starts, kind="stable")
-    times = np.rint((starts[order] - starts[order[0]]) * NS_PER_S).astype(np.int64)
-    names, index, totals = np.unique(np.array(functions)[order], return_inverse=True, return_counts=True)
-    # The last key of lexsort is the primary key: falling totals, then names.
-    busiest_rows = np.lexsort((names, -totals))[:busiest]
-    kept_times = {str(names[i]): times[index == i] for i in busiest_rows}
+def _read_2021(path: Path, table: pd.DataFrame, busiest: int) -> Trace:
+    _check_invocations(path, len(table))
+    if not all(table[name].dtype.kind in "if" for name in _HEADER_2021[2:]):
+        raise InputError(f"{path}: end_timestamp and duration must be numbers")
+    if not np.isfinite(table[_HEADER_2021[2:]]).all(axis=None) or (table["duration"] < 0).any():
+        raise InputError(f"{path}: end_timestamp and duration must be finite, the duration at least 0")
+    starts = table["end_timestamp"] - table["duration"]
+    times = np.rint((starts - starts.min()) * NS_PER_S).astype(np.int64)
+    by_function = times.sort_values(kind="stable").groupby(table["app"].astype(str) + "/" + table["func"].astype(str))
+    names = by_function.size().sort_values(ascending=False, kind="stable").index[:busiest]
     # A single request would have duration 0, by which rates cannot be divided.
-    return Trace(kept_times, max(float(times[-1] / NS_PER_S), 1.0 / NS_PER_S))
+    duration_s = max(float(times.max() / NS_PER_S), 1.0 / NS_PER_S)
+    return Trace({str(name): by_function.get_group(name).to_numpy() for name in names}, duration_s)
+
+
+def _check_invocations(path: Path, total: int) -> None:
+    if not total:
+        raise InputError(f"{path} holds no invocations", "give a day that has some")
+    if total > MAX_REQUESTS:
+        raise InputError(f"{path}: {total:.3g} invocations are too many to hold", "ask for fewer functions")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuprof.domain.arrival_process import ArrivalProcess, DeterministicArrivals, GammaArrivals, RecordedArrivals
-from gpuprof.domain.deployment import DeploymentMap, MigInstance, Node
+from gpuprof.domain.deployment import DeploymentMap, MigInstance
 from gpuprof.simulator.cluster import SimulationOptions, Switch, places_of
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.reschedule import MoveCosts, Timetable, make_timetable, observed_rates, summarize_autoscaling
@@ -55,7 +55,7 @@ def test_more_replicas_answer_more_in_time_than_the_map_that_stays() -> None:
     table = make_timetable(
         ONE, observed_rates(ONE, rising(), SimulationOptions(60.0), 10.0), 10.0, by_load, MoveCosts(4.0, 9.0), 60.0
     )
-    assert sum(run(table, rising())) > 1.2 * sum(run(Timetable(ONE, table.epochs[:1], (), (), 0.0), rising()))
+    assert sum(run(table, rising())) > 1.2 * sum(run(Timetable(ONE, table.epochs[:1], (), ()), rising()))
 
 
 def test_a_replica_that_ends_finishes_what_it_has() -> None:
@@ -100,20 +100,6 @@ def test_a_scheduler_that_gives_nothing_changes_nothing() -> None:
     ]
 
 
-def test_devices_that_change_hands_are_held_by_both_maps() -> None:
-    elsewhere = make_map([[replica("n", [10.0])], [replica("m", [10.0])]], slo_ms=100.0)
-    only = {"models": ONE.models, "nodes": (_second_gpu(elsewhere),), "predicted": ONE.predicted}
-    moved = elsewhere.model_copy(update=only)
-    table = make_timetable(ONE, [{"m": 1.0}] * 2, 10.0, lambda rates: moved, MoveCosts(4.0, 9.0), 20.0)
-    assert [epoch.gpus for epoch in table.epochs] == [1, 1]
-    assert table.held_gpu_hours == pytest.approx((14.0 + 10.0) / 3600)
-
-
-def _second_gpu(deployment: DeploymentMap) -> Node:
-    node = deployment.nodes[0]
-    return node.model_copy(update={"gpus": node.gpus[1:]})
-
-
 def test_a_gpu_that_was_not_in_use_is_cut_up_before_its_model_loads() -> None:
     content = TWO.model_dump(by_alias=True)
     content["nodes"][0]["gpus"][1]["partitions"][0]["mig"] = MigInstance(profile="3g.40gb", start=0).model_dump()
@@ -131,7 +117,7 @@ def test_the_figures_of_following_a_load_are_those_of_its_maps_and_its_requests(
     )
     figures = summarize_autoscaling("by load", table, outcome)
     assert (figures.maps, figures.started, figures.most_gpus, figures.mean_gpus) == (2, 1, 2, 1.5)
-    assert figures.gpu_hours == pytest.approx(figures.held_gpu_hours) == pytest.approx(90.0 / 3600)
+    assert figures.gpu_hours == pytest.approx(90.0 / 3600)
     model = outcome.models[0]
     assert figures.in_time_pct == pytest.approx(100.0 * model.in_time / model.requests)
     assert figures.wait_ms == pytest.approx(
