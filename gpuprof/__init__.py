@@ -60,10 +60,10 @@ if TYPE_CHECKING:  # static tools see the lazy names here
     from gpuprof.pipeline.merge import MergeResult as MergeResult
     from gpuprof.pipeline.merge import MergeSettings as MergeSettings
     from gpuprof.pipeline.merge import merge as merge
+    from gpuprof.pipeline.place import MapOutput as MapOutput
     from gpuprof.pipeline.place import PlaceResult as PlaceResult
     from gpuprof.pipeline.place import place as place
-    from gpuprof.pipeline.planning_options import MapOutput as MapOutput
-    from gpuprof.pipeline.planning_options import PlanningOptions as PlanningOptions
+    from gpuprof.pipeline.problem import PlanningOptions as PlanningOptions
     from gpuprof.pipeline.profile import ProfileProgress as ProfileProgress
     from gpuprof.pipeline.profile import ProfileResult as ProfileResult
     from gpuprof.pipeline.profile import profile as profile
@@ -120,8 +120,8 @@ _NAMES = {
     "pipeline.export": "MapExportResult export",
     "pipeline.load": "LoadResult LoadTraffic ServerAccess load",
     "pipeline.merge": "MergeResult MergeSettings merge",
-    "pipeline.place": "PlaceResult place",
-    "pipeline.planning_options": "MapOutput PlanningOptions",
+    "pipeline.place": "MapOutput PlaceResult place",
+    "pipeline.problem": "PlanningOptions",
     "pipeline.profile": "ProfileProgress ProfileResult profile",
     "pipeline.profile_settings": "ProfileSettings ProfileWorkloads",
     "pipeline.report": "ReportResult report",

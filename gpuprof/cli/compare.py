@@ -17,7 +17,7 @@ from gpuprof.cli.place import DemandOptions
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.validation import NotNegative
 from gpuprof.errors import InfeasibleError, InputError
-from gpuprof.pipeline.planning_options import ComparisonOptions
+from gpuprof.pipeline.problem import PlanningOptions
 from gpuprof.pipeline.settings import Settings, option
 
 _SOURCE = re.compile(r"\d[\d,]* replicas? \((\S+) of the requests\) ([^;]+)")
@@ -127,7 +127,7 @@ def compare(
     databases: DatabaseOptions,
     demands: DemandOptions,
     policies: PolicyListOptions,
-    rules: ComparisonOptions,
+    rules: PlanningOptions,
     sides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -194,7 +194,7 @@ def _compare_databases(sides: Sequence[str], options: DatabaseOptions, db: Path 
 def _compare_gpus(
     demands: DemandOptions,
     policies: PolicyListOptions,
-    rules: ComparisonOptions,
+    rules: PlanningOptions,
     chosen: Format,
 ) -> None:
     from gpuprof.pipeline.compare import compare_gpus

@@ -14,7 +14,8 @@ from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
 from gpuprof.domain.validation import collect_distinct
 from gpuprof.errors import InputError
-from gpuprof.pipeline.planning_options import MapOutput, PlanningOptions
+from gpuprof.pipeline.place import MapOutput
+from gpuprof.pipeline.problem import PlanningOptions
 from gpuprof.pipeline.settings import Settings, option
 
 if TYPE_CHECKING:

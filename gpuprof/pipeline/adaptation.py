@@ -40,7 +40,7 @@ class MapReplanner:
         None when this part does not exceed the rates of the present map. Raises `GpuprofError` when the database lacks
         a model or a device.
         """
-        from gpuprof.pipeline.planning import plan_map
+        from gpuprof.pipeline.problem import plan_map
         from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem
 
         problem = restore_problem(locate_files(deployment, self.base), self.db, estimator=self.estimator)

@@ -16,6 +16,7 @@ from gpuprof.domain.sojourn import ModelQueues, ShapedQueue, queue_of
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import model_name, name_demand
 from gpuprof.pipeline.estimate import estimate_smallest
+from gpuprof.pipeline.problem import plan_map
 from gpuprof.pipeline.result import NoteCallback
 from gpuprof.placement.segment import Segments
 
@@ -93,25 +94,21 @@ def divide_slos(problem: Problem) -> Problem:
     return _with_parts(problem, parts)
 
 
-def plan_chains(
-    problem: Problem, policy: Policy, created: str | None, note: NoteCallback
-) -> tuple[Problem, DeploymentMap]:
+def plan_chains(problem: Problem, policy: Policy, note: NoteCallback) -> tuple[Problem, DeploymentMap]:
     """Return the policy's map of chains that keeps their SLOs in a simulation, and its problem.
 
     The steps after the first get requests in groups, as the batches before them end, and not one by one as policies
     assume: where the simulation of the map misses an SLO, it is planned again for groups of full batches.
     """
-    from gpuprof.pipeline.planning import plan_map
-
-    deployment = plan_map(problem, policy, created)
+    deployment = plan_map(problem, policy)
     if deployment.unplaced:
         by_time = divide_by_time(problem)
-        if not (planned := plan_map(by_time, policy, created)).unplaced:
+        if not (planned := plan_map(by_time, policy)).unplaced:
             problem, deployment = by_time, planned
     if deployment.unplaced or not (misses := _simulate_misses(deployment)):
         return problem, deployment
     grouped = divide_slos(replace(problem, queueing=_group_requests(problem, deployment)))
-    planned = plan_map(grouped, policy, created)
+    planned = plan_map(grouped, policy)
     if not planned.unplaced:
         problem, deployment, misses = grouped, planned, _simulate_misses(planned)
     for name, in_time_pct in misses.items():

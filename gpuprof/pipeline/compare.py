@@ -12,8 +12,7 @@ from gpuprof.domain.map_sources import describe_sources
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, PathArgument, optional_path
 from gpuprof.pipeline.place import add_interval_ends
-from gpuprof.pipeline.planning_options import DEFAULT_LIMIT_S, PlanningOptions
-from gpuprof.pipeline.problem import build_problem
+from gpuprof.pipeline.problem import DEFAULT_LIMIT_S, PlanningOptions, build_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.placement import comparison
 from gpuprof.placement.comparison import Outcome

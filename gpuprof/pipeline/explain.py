@@ -15,7 +15,7 @@ from gpuprof.errors import InputError, unknown_name
 from gpuprof.pipeline.arguments import MapArgument, map_folder, map_label, resolve_map
 from gpuprof.pipeline.devices import open_database
 from gpuprof.pipeline.model_files import locate_files
-from gpuprof.pipeline.planning_options import DEFAULT_LIMIT_S
+from gpuprof.pipeline.problem import DEFAULT_LIMIT_S
 from gpuprof.pipeline.recorded_problem import describe_layout_fault, restore_policy, restore_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.pipeline.settings import Settings, option

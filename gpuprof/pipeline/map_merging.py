@@ -107,7 +107,7 @@ class _MapMerger:
         return reason
 
     def _plan_anew(self, name: str, proposal: MergedInMemory, file: Path) -> str | None:
-        from gpuprof.pipeline.planning import plan_map
+        from gpuprof.pipeline.problem import plan_map
 
         before, members = self.deployment, set(proposal.report.models)
         demands = [demand for demand in self.problem.demands if demand.model in members]
@@ -120,7 +120,7 @@ class _MapMerger:
             files={**self.problem.files, name: merged},
         )
         problem = replace(problem, estimator=estimate_merged(self._estimator, problem.files))
-        planned = plan_map(problem, self._policy, before.created)
+        planned = plan_map(problem, self._policy)
         if reason := _explain_worse(planned, before):
             return reason
         self.problem, self.deployment = problem, planned

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import ClassVar, Literal
 
 from gpuprof.domain.catalogue import datasets
 from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds, ReplicaPrediction
@@ -35,10 +35,9 @@ from gpuprof.pipeline.arguments import (
 )
 from gpuprof.pipeline.chains import plan_chains
 from gpuprof.pipeline.model_files import relate_files
-from gpuprof.pipeline.planning import plan_map
-from gpuprof.pipeline.planning_options import DEFAULT_LIMIT_S, MapOutput, PlanningOptions
-from gpuprof.pipeline.problem import build_problem
+from gpuprof.pipeline.problem import DEFAULT_LIMIT_S, PlanningOptions, build_problem, plan_map
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
+from gpuprof.pipeline.settings import Settings, option
 from gpuprof.placement.feasibility import find_excess_time
 from gpuprof.placement.limit import Limit, early_stop, interruptible
 from gpuprof.placement.placement import Placement
@@ -46,9 +45,26 @@ from gpuprof.placement.policies import DEFAULT, Policy, make_policy
 from gpuprof.placement.problem import MEANS, Problem, collect_evidence
 from gpuprof.rules.host_work import host_work_of_plan
 
-if TYPE_CHECKING:
-    from gpuprof.placement.policies import Policy
-    from gpuprof.placement.problem import Problem
+
+class MapOutput(Settings):
+    """The output of a plan: the file, and conditions for writing the map."""
+
+    title: ClassVar[str] = "Output"
+
+    path: Path = option(
+        Path("map.json"),
+        "File to write the map to; merged models are written beside it.",
+        "-o",
+        "--output",
+        output=True,
+    )
+    merge: bool = option(False, "Let models that share a device and weights run as one graph where it pays.")
+    best_effort: bool = option(False, "Write the map even when some demands cannot be met.")
+    triton_repository: Path | None = option(
+        None,
+        "Triton model repository: the SLO file names its models, and a configuration of each for the plan is written "
+        "to MODEL/configs/NODE.pbtxt.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,10 +208,10 @@ def place(
     with interruptible():
         planned = replace(problem, previous=running, on_progress=report_best)
         if problem.chains:
-            planned, deployment = plan_chains(planned, chosen, options.created, notes.add)
+            planned, deployment = plan_chains(planned, chosen, notes.add)
             problem = replace(planned, previous=None, on_progress=None)
         else:
-            deployment = plan_map(planned, chosen, options.created)
+            deployment = plan_map(planned, chosen)
     if output.merge and (output.best_effort or not deployment.unplaced):
         progress(Progress("merging models", 2, steps))
         from gpuprof.pipeline.map_merging import merge_models

@@ -1,4 +1,4 @@
-"""Problem of a policy, from demands, devices and a database."""
+"""Planning: options, demands, devices and a database as the problem of a policy, and its checked map."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
-from gpuprof.domain.demand import DemandFile
-from gpuprof.domain.deployment import PlannedDevices, PlannedWith, RecordedHostWork
-from gpuprof.domain.estimate import describe_unknown_ops
+from gpuprof.domain.arrival_process import FORMS, ArrivalProcess, parse_arrivals
+from gpuprof.domain.catalogue import devices
+from gpuprof.domain.demand import Demand, DemandFile
+from gpuprof.domain.deployment import DeploymentMap, ModelFile, PlannedDevices, PlannedWith, RecordedHostWork
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimator, TriedRuns, describe_unknown_ops, rename_workloads
+from gpuprof.domain.fleet import ANY, Fleet, FleetEntry, parse_fleet, read_fleet
+from gpuprof.domain.plural import count_of
+from gpuprof.domain.runtime_variant import SERVED_BY
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import (
     SizeMix,
@@ -25,7 +32,20 @@ from gpuprof.domain.sizes import (
     require_dimensions,
     sized_name,
 )
-from gpuprof.errors import InputError
+from gpuprof.domain.sojourn import ModelQueues, QueueModel, ShapedQueue, queue_of
+from gpuprof.domain.validation import Positive, Seed
+from gpuprof.errors import InputError, UnstableError
+from gpuprof.estimators.builtin import DEFAULT, is_plugin, read_premise
+from gpuprof.estimators.cross_gpu.execution import Execution, parse_execution
+from gpuprof.estimators.database import DatabaseEstimator
+from gpuprof.estimators.measured.known_models import KnownModels
+from gpuprof.estimators.queueing.queueing import BatchQueue
+from gpuprof.estimators.services import name_services, name_tried_services
+from gpuprof.graph.file import read_onnx
+from gpuprof.graph.load import read_fixed_batch
+from gpuprof.graph.served_interface import find_uncarried
+from gpuprof.kernel_db.records import read_records
+from gpuprof.kernel_db.store import COPIES, KernelDb
 from gpuprof.pipeline.arguments import (
     DemandsArgument,
     FleetArgument,
@@ -34,29 +54,108 @@ from gpuprof.pipeline.arguments import (
     name_demand,
     resolve_demands,
 )
+from gpuprof.pipeline.devices import (
+    describe_empty,
+    describe_superseded,
+    describe_variants,
+    make_database_estimator,
+    make_named_estimator,
+    open_database,
+    read_own_devices,
+    resolve_device,
+)
 from gpuprof.pipeline.estimate import estimate_smallest, require_sure
 from gpuprof.pipeline.result import NoteCallback, say_nothing
+from gpuprof.pipeline.serving_cost import serving_overhead_ms, serving_work
+from gpuprof.pipeline.settings import DEVICE_FILE, HOST_US, PRECISION, RUNTIME, Dims, Settings, option
+from gpuprof.placement.deploy import to_map
+from gpuprof.placement.feasibility import check
+from gpuprof.placement.policies import Policy
+from gpuprof.placement.problem import Options, Problem, collect_evidence
+from gpuprof.placement.search_space import refuse_oversized
 from gpuprof.plugins import identify
+from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
+from gpuprof.runtime.batch_items import BatchVerdicts, describe_mixing
+from gpuprof.runtime.free_batch import copy_with_free_batch
+from gpuprof.runtime.optimizer import find_refusal
+from gpuprof.simulator.trace import read_trace
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+#: Default seconds of a search without a natural end, or of one among many.
+DEFAULT_LIMIT_S = 10.0
+_SEARCH = "Search"
 
-    from gpuprof.domain.arrival_process import ArrivalProcess
-    from gpuprof.domain.demand import Demand
-    from gpuprof.domain.deployment import ModelFile
-    from gpuprof.domain.device import Device
-    from gpuprof.domain.estimate import Estimator, TriedRuns
-    from gpuprof.domain.fleet import Fleet, FleetEntry
-    from gpuprof.domain.sojourn import QueueModel
-    from gpuprof.estimators.cross_gpu.execution import Execution
-    from gpuprof.estimators.database import DatabaseEstimator
-    from gpuprof.estimators.measured.known_models import KnownModels
-    from gpuprof.kernel_db.store import KernelDb
-    from gpuprof.pipeline.planning_options import PlanningOptions
-    from gpuprof.pipeline.result import NoteCallback
-    from gpuprof.placement.problem import Options, Problem
-    from gpuprof.rules.host_work import HostWork
-    from gpuprof.runtime.batch_items import BatchVerdicts
+
+class PlanningOptions(Settings):
+    """Constraints of a map, limits of its replicas, and the search."""
+
+    title: ClassVar[str] = "Constraints and estimator"
+
+    estimator: str | Estimator = option(
+        "database", "Estimator: database, measured, gk, igniter, usher, or package.module:Class."
+    )
+    arrivals: str | None = option(
+        None, "Arrival process: gamma:4, batch:8, mmpp:3,2s, or a trace (of each model by name); default: poisson."
+    )
+    confidence: float | None = option(
+        None,
+        "Confidence to plan at: 0.9 is the upper ends of all intervals, 0 the means; default: upper ends of everything "
+        "that was not measured or is unstable, means of the rest.",
+    )
+    latency_budget: float | None = option(
+        None, "Fraction of the SLO that a batch may take, in place of the queueing model."
+    )
+    max_batch: int = option(256, "Largest batch size.")
+    isolate: bool = option(
+        False, "Separate process and share for every replica; by default, light models share workers."
+    )
+    precision: str | None = option(None, PRECISION)
+    runtime: str | None = option(None, RUNTIME)
+    host_us: Positive | None = option(None, HOST_US)
+    device_file: Path | None = option(None, DEVICE_FILE, metavar="FILE")
+    strict: bool = option(False, "Refuse estimates with unknown ops or wide intervals.")
+    dims: Dims = option(
+        {},
+        "Size of a free dimension where the CSV gives none; repeatable.",
+        "--dim",
+        metavar="NAME=SIZE",
+        repeated=True,
+    )
+    time_limit_s: Positive | None = option(
+        None,
+        "Time of the search, after which the best map so far is taken, as at Ctrl-C; default: 10s, in compare for each "
+        "policy or GPU.",
+        "--time-limit",
+        unit="s",
+        panel=_SEARCH,
+    )
+    seed: Seed = option(0, "Seed of policies that draw random numbers.", panel=_SEARCH)
+
+    def execution(self) -> Execution:
+        """Return precision and runtime of unmeasured models.
+
+        Raises
+        ------
+        InputError
+            When the precision or the runtime is unknown.
+        """
+        return parse_execution(self.precision, self.runtime, self.host_us)
+
+    def problem_options(self) -> Options:
+        """Return the options in the form of policies.
+
+        Raises
+        ------
+        InputError
+            When a number is out of range.
+        """
+        return Options(
+            confidence=self.confidence,
+            latency_budget=self.latency_budget,
+            max_batch=self.max_batch,
+            isolate=self.isolate,
+            time_limit_s=self.time_limit_s,
+            seed=self.seed,
+        )
 
 
 #: Options of a problem with equal names in a map's record.
@@ -75,19 +174,7 @@ def build_problem(
     Raises `InputError` for an invalid or unknown file, device or model. ``demands`` and ``fleet``: as in
     `gpuprof.place`; ``db``: kernel database; ``note``: called with each remark immediately.
     """
-    from gpuprof.estimators.builtin import DEFAULT, is_plugin
-    from gpuprof.estimators.services import name_services, name_tried_services
     from gpuprof.pipeline.chains import divide_slos, expand_chains
-    from gpuprof.pipeline.devices import (
-        describe_empty,
-        describe_superseded,
-        describe_variants,
-        make_database_estimator,
-        make_named_estimator,
-        open_database,
-    )
-    from gpuprof.pipeline.serving_cost import serving_overhead_ms
-    from gpuprof.placement.problem import Problem
 
     options = planning.problem_options()
     resolved = resolve_demands(demands)
@@ -117,11 +204,10 @@ def build_problem(
     services = list(dict.fromkeys(sources[demand.model] for demand in named if models[demand.model] not in foreign))
     names = list(dict.fromkeys(name for model in services for name, _ in name_parts(model)))
     options = replace(options, host=_find_host_work(database, devices, named))
-    if options.max_processes is None and default and not _is_any_measured(profiled_models, names, devices):
+    if default and not _is_any_measured(profiled_models, names, devices):
         options = replace(options, max_processes=1)  # interference between processes is unmeasured
-    if planning.overhead_ms is None:
-        overheads_ms = (serving_overhead_ms(database, entry.device.name, services) for entry in devices.entries)
-        options = replace(options, overhead_ms=max(overheads_ms))
+    overheads_ms = (serving_overhead_ms(database, entry.device.name, services) for entry in devices.entries)
+    options = replace(options, overhead_ms=max(overheads_ms))
     for demand, entry in product(named, devices.entries):
         estimator.shares(demand.model, entry.device)  # report an unknown model at once, as an input error
     if default:
@@ -155,11 +241,6 @@ def _require_servable(
     files: Mapping[str, ModelFile], models: KnownModels, fleet: Fleet, planning: PlanningOptions
 ) -> None:
     """Raise `InputError` for a file that cannot be served with ONNX Runtime; measured files have been loaded."""
-    from gpuprof.domain.runtime_variant import SERVED_BY
-    from gpuprof.graph.file import read_onnx
-    from gpuprof.graph.served_interface import find_uncarried
-    from gpuprof.runtime.optimizer import find_refusal
-
     on_gpu = any(entry.device.kind != "cpu" for entry in fleet.entries)
     for name, file in files.items():
         path, is_loaded = Path(file.path or ""), models.has_measured(name)
@@ -243,8 +324,6 @@ def size_demands(
 
 def collect_tried_runs(profiled_models: KnownModels, models: Iterable[str]) -> TriedRuns:
     """Return the database's records of successful and failed runs of the models that it has."""
-    from gpuprof.domain.estimate import TriedRuns, rename_workloads
-
     tried = []
     names: dict[str, list[str]] = {}
     for model in models:
@@ -272,8 +351,6 @@ def _note_mixing_models(
     verdicts: BatchVerdicts, files: Mapping[str, ModelFile], models: Sequence[str], note: NoteCallback
 ) -> None:
     """Note models whose requests must not share a batch; absent files are not examined."""
-    from gpuprof.runtime.batch_items import describe_mixing
-
     for model in models:
         file = files.get(model)
         if file is None or not file.sha256 or not file.path or not Path(file.path).is_file():
@@ -298,9 +375,6 @@ def _judge_doubts(
 
 def _find_host_work(database: KernelDb | None, fleet: Fleet, demands: Sequence[Demand]) -> HostWork:
     """Return the host work of serving; none for a fleet of several kinds of devices, for which it is unknown."""
-    from gpuprof.pipeline.serving_cost import serving_work
-    from gpuprof.rules.host_work import NO_HOST_WORK
-
     if len(fleet.entries) != 1:
         return NO_HOST_WORK
     entry = fleet.entries[0]
@@ -332,16 +406,11 @@ def _list_graph_files(demands: Sequence[Demand]) -> dict[str, Path]:
 
 def _find_any_batch(path: Path, database: KernelDb | None) -> Path:
     """Return the file, or its profiled copy with a free batch where the file's batch is fixed."""
-    from gpuprof.kernel_db.store import COPIES
-    from gpuprof.runtime.free_batch import copy_with_free_batch
-
     return (database and copy_with_free_batch(path, database.path / COPIES)) or path
 
 
 def _require_free_batch(path: Path) -> None:
     """Raise `InputError` for a file with a fixed batch of several items."""
-    from gpuprof.graph.load import read_fixed_batch
-
     if (fixed := read_fixed_batch(path) or 1) > 1:
         raise InputError(
             f"{path} takes batches of {fixed} only, and requests come one by one",
@@ -358,9 +427,6 @@ class _RecordedFile:
 
 
 def _find_files(database: KernelDb | None, graphs: dict[str, Path]) -> dict[str, ModelFile]:
-    from gpuprof.domain.deployment import ModelFile
-    from gpuprof.graph.file import read_onnx
-    from gpuprof.kernel_db.records import read_records
 
     files = {}
     rows = [] if database is None else read_records(database, _RecordedFile, table="models")
@@ -377,8 +443,6 @@ def _record_settings(
     demands: Sequence[Demand], database: KernelDb | None, fleet: Fleet, options: Options, planning: PlanningOptions
 ) -> PlannedWith:
     """Return hashes of the map's inputs, and the settings that a check of the map needs."""
-    from gpuprof.estimators.builtin import read_premise
-
     database_sha256 = None
     if database is not None:
         # Hash of the runs' ids and not of the files: compaction changes files but no figure.
@@ -401,8 +465,6 @@ def _record_settings(
 
 def _record_devices(entry: FleetEntry) -> PlannedDevices:
     """Return devices of a fleet as a map records them, with a price that differs from the catalogue's."""
-    from gpuprof.domain.catalogue import devices
-
     device, price = devices().get(entry.device.name), entry.device.price_per_hour
     is_own = price is not None and (device is None or device.price_per_hour != price)
     return PlannedDevices(device=entry.device.name, count=entry.count, price_per_hour=price if is_own else None)
@@ -415,9 +477,6 @@ def find_fleet(
 
     Raises `InputError` when a name or a file is wrong.
     """
-    from gpuprof.domain.fleet import ANY, Fleet, FleetEntry, parse_fleet, read_fleet
-    from gpuprof.pipeline.devices import read_own_devices, resolve_device
-
     own_devices = read_own_devices(planning.device_file)
 
     def find(name: str | None) -> Device:
@@ -457,7 +516,6 @@ def _priced_devices(
     planning: PlanningOptions,
     note: NoteCallback,
 ) -> list[Device]:
-    from gpuprof.domain.catalogue import devices
 
     names = [name for name, device in {**devices(), **own_devices}.items() if device.price_per_hour is not None]
     priced = [find(name) for name in names]
@@ -492,9 +550,6 @@ def make_queueing(arrivals: str | None, models: Iterable[str]) -> QueueModel:
     models : iterable of str
         The planned models.
     """
-    from gpuprof.domain.sojourn import ModelQueues, ShapedQueue, queue_of
-    from gpuprof.estimators.queueing.queueing import BatchQueue
-
     if arrivals is None or arrivals.strip().lower() == POISSON:
         return BatchQueue()
     shapes = _read_shapes(arrivals)
@@ -509,9 +564,6 @@ def make_queueing(arrivals: str | None, models: Iterable[str]) -> QueueModel:
 
 def _read_shapes(text: str) -> Mapping[str, ArrivalProcess]:
     """Return the shape of each model's arrivals, or a single shape for all models."""
-    from gpuprof.domain.arrival_process import FORMS, parse_arrivals
-    from gpuprof.simulator.trace import read_trace
-
     path = Path(text)
     if not path.is_file():
         # The end of gamma:0.5 is no suffix.
@@ -521,3 +573,34 @@ def _read_shapes(text: str) -> Mapping[str, ArrivalProcess]:
             )
         return {"": parse_arrivals(text, 1.0)}
     return read_trace(path).arrivals()
+
+
+def plan_map(problem: Problem, policy: Policy) -> DeploymentMap:
+    """Return the policy's map after a feasibility check.
+
+    Raises `InputError` when a demand is too large to be planned; `UnstableError` when the map breaks a rule: the policy
+    is faulty, and its map must not be deployed.
+    """
+    refuse_oversized(problem)
+    deployment = to_map(problem, policy.place(problem), _read_source_date())
+    # The check covers every policy, plug-ins and our own alike. The rule on device time is excepted: it fails under an
+    # estimator's premise (USHER's), which the user chose by name: `place` warns, and `check` refuses the map.
+    broken = [fault for fault in check(deployment, collect_evidence(problem)) if fault.rule != "time"]
+    if broken:
+        rules = count_of(len(broken), "rule")
+        raise UnstableError(
+            f"the policy {deployment.policy} made a map that breaks {rules}, first: {broken[0]}",
+            "choose another policy with --policy",
+        )
+    return deployment
+
+
+def _read_source_date() -> str | None:
+    """Return the time of the variable for reproducible builds; None where it is unset."""
+    text = os.environ.get("SOURCE_DATE_EPOCH")
+    if not text:
+        return None
+    try:
+        return datetime.fromtimestamp(int(text), UTC).isoformat()
+    except (ValueError, OverflowError, OSError):
+        raise InputError(f"SOURCE_DATE_EPOCH must be seconds since 1970 but got {text!r}") from None

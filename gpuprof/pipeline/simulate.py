@@ -19,7 +19,7 @@ from gpuprof.estimators.builtin import DEFAULT
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, map_label, optional_path, resolve_map
 from gpuprof.pipeline.devices import open_database
 from gpuprof.pipeline.model_files import locate_files
-from gpuprof.pipeline.planning import plan_map
+from gpuprof.pipeline.problem import plan_map
 from gpuprof.pipeline.recorded_problem import describe_layout_fault, restore_policy, restore_problem, time_map_by
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.pipeline.settings import Settings, option

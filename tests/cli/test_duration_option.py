@@ -13,8 +13,8 @@ from gpuprof.errors import InputError
 
 #: Options that are numbers of a unit, by verb, and what 500ms is in it.
 OPTIONS = {
-    "place": {"--time-limit": 0.5, "--overhead-ms": 500.0},
-    "compare": {"--time-limit": 0.5, "--overhead-ms": 500.0},
+    "place": {"--time-limit": 0.5},
+    "compare": {"--time-limit": 0.5},
     "profile": {"--time-limit": 0.5},
     "calibrate": {"--time-limit": 0.5},
     "serve": {"--hang-s": 0.5, "--adapt-period": 0.5},

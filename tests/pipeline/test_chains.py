@@ -133,7 +133,7 @@ def test_a_chain_that_misses_in_a_simulation_is_planned_again_and_named_if_it_st
     demand = gpuprof.Demand("c", 300.0, gpuprof.Slo(40.0), source_model=f"{folder}/resnet18.onnx>{folder}/mlp.onnx")
     problem = build_problem([demand], "a100-40", None, gpuprof.PlanningOptions())
     notes: list[str] = []
-    solved, plan = chains.plan_chains(problem, make_policy("ffd"), None, notes.append)
+    solved, plan = chains.plan_chains(problem, make_policy("ffd"), notes.append)
     queue = queue_of(solved.queueing, "mlp")
     assert isinstance(queue, ShapedQueue) and isinstance(queue.shape, BatchPoissonArrivals)
     assert queue.shape.size > 1

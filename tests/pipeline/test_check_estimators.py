@@ -10,7 +10,7 @@ import pytest
 import gpuprof
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import InputError
-from gpuprof.pipeline.planning_options import PlanningOptions
+from gpuprof.pipeline.problem import PlanningOptions
 
 _OWN = """
 from gpuprof.domain.estimate import Estimate, Figure, Workload

@@ -8,7 +8,7 @@ from gpuprof.domain.map_sources import describe_basis
 from gpuprof.domain.share import Share
 from gpuprof.estimators.interval_end import IntervalEndEstimator
 from gpuprof.pipeline.place import add_interval_ends
-from gpuprof.pipeline.planning import plan_map
+from gpuprof.pipeline.problem import plan_map
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.optimal import Optimal

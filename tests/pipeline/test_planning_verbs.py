@@ -18,7 +18,8 @@ from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument
-from gpuprof.pipeline.planning_options import MapOutput, PlanningOptions
+from gpuprof.pipeline.place import MapOutput
+from gpuprof.pipeline.problem import PlanningOptions
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 
 DEMANDS = (Demand("a", 40.0, Slo(80.0)), Demand("b", 20.0, Slo(60.0)))
@@ -99,15 +100,10 @@ def test_what_cannot_be_met_is_noted_and_written_only_where_that_is_allowed(here
 
 
 def test_the_settings_of_a_plan_are_checked_with() -> None:
-    options = PlanningOptions(
-        confidence=0.9, max_batch=2, max_processes=1, overhead_ms=1.5, created="2026-01-31T12:00:00Z"
-    )
+    options = PlanningOptions(confidence=0.9, max_batch=2, isolate=True)
     deployment = gpuprof.place(DEMANDS, fleet="v100:2", policy="ffd", options=options).deployment
     settings = deployment.planned_with
-    assert (settings.confidence, settings.max_batch, settings.max_processes, settings.overhead_ms) == (0.9, 2, 1, 1.5)
-    assert deployment.created == "2026-01-31T12:00:00Z"
-    with pytest.raises(InputError, match=r"must be a date and time as in ISO 8601 but got .now."):
-        gpuprof.place(DEMANDS, fleet="v100:2", options=PlanningOptions(created="now"))
+    assert (settings.confidence, settings.max_batch, settings.isolate) == (0.9, 2, True)
     with pytest.raises(InputError, match="max batch must be at least 1 but got 0"):
         gpuprof.place(DEMANDS, fleet="v100:2", options=PlanningOptions(max_batch=0))
 

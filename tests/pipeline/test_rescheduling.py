@@ -13,7 +13,7 @@ from gpuprof.domain.arrival_process import RecordedArrivals
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_file import read_map
 from gpuprof.errors import InputError
-from gpuprof.pipeline import planning
+from gpuprof.pipeline import problem as planning
 from gpuprof.pipeline import simulate as verb
 from gpuprof.pipeline.report import report
 from gpuprof.pipeline.simulate import follow_load, make_scheduler

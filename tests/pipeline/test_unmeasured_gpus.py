@@ -14,7 +14,7 @@ from gpuprof.cli.main import main
 from gpuprof.domain.catalogue import devices
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.errors import InputError
-from gpuprof.pipeline.planning_options import PlanningOptions
+from gpuprof.pipeline.problem import PlanningOptions
 from tests.domain.test_device_file import BOARD
 
 pytestmark = pytest.mark.slow

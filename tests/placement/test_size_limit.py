@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gpuprof.errors import InputError
-from gpuprof.pipeline.planning import plan_map
+from gpuprof.pipeline.problem import plan_map
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem
 from gpuprof.placement.policies import make_policy
 from gpuprof.placement.search_space import MOST_DEVICES, refuse_oversized

@@ -12,7 +12,7 @@ from gpuprof.cli.output import Format
 from gpuprof.cli.place import print_map
 from gpuprof.domain.estimate import MEASURED, Figure
 from gpuprof.domain.map_sources import describe_requirements
-from gpuprof.pipeline.planning_options import PlanningOptions
+from gpuprof.pipeline.problem import PlanningOptions
 
 
 @pytest.fixture(scope="module")
