@@ -130,6 +130,14 @@ def read_onnx(path: Path) -> OnnxFile:
     return file
 
 
+def list_op_types(path: Path) -> frozenset[str]:
+    """Return the op types of all nodes of a file, subgraphs included, readable even where shapes are unknown.
+
+    Raises `InputError` as `read_onnx` does.
+    """
+    return frozenset(node.op_type for graph in graphs_of(read_onnx(path).model.graph) for node in graph.node)
+
+
 _files: dict[Path, OnnxFile] = {}
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from gpuprof.graph.input_data import InputData
+    from gpuprof.graph.inputs import InputData
 
     Times = npt.NDArray[np.float64]
 
@@ -157,7 +157,7 @@ def read_stream_data(target: Target, stream: RequestStream) -> InputData:
 
     Raises `GpuprofError` when the samples do not fit, or the server lacks the model.
     """
-    from gpuprof.graph.input_data import model_inputs, read_input_data
+    from gpuprof.graph.inputs import model_inputs, read_input_data
 
     file = None if stream.path is None else Path(stream.path)
     shapes = input_shapes(target, stream.model) if file is None or not file.is_file() else model_inputs(file)

@@ -20,7 +20,7 @@ from gpuprof.serving.transport.datatypes import NUMPY_NAMES, ONNX_NAMES, TensorS
 from gpuprof.serving.transport.security import client_context, is_loopback
 
 if TYPE_CHECKING:
-    from gpuprof.graph.input_data import InputData, InputShape
+    from gpuprof.graph.inputs import InputData, InputShape
     from gpuprof.serving.transport.datatypes import Array, TensorSpec
 
 #: Number of inputs per model, which are sent alternately.
@@ -194,7 +194,7 @@ def input_shapes(target: Target, model: str) -> tuple[InputShape, ...]:
 
     Raises `GpuprofError` as `Target.get` does.
     """
-    from gpuprof.graph.input_data import InputShape
+    from gpuprof.graph.inputs import InputShape
 
     return tuple(
         InputShape(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpuprof.domain.device import Device
     from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
     from gpuprof.estimators.interference.models import RankedModel
-    from gpuprof.profiling.sweep.cell import Cell
+    from gpuprof.profiling.sweep.campaign import Cell
     from gpuprof.profiling.sweep.planning import NamedModel
 
 #: Networks of ``quick``: small, of several kinds, and enough of them for an interval of their own.
@@ -225,8 +225,7 @@ def _measure(
     """Measure the workloads that the device's interference models need and the database lacks; return the device."""
     from gpuprof.profiling.collector import choose_collector
     from gpuprof.profiling.sweep import planning
-    from gpuprof.profiling.sweep.campaign import Campaign
-    from gpuprof.profiling.sweep.cell import Cell
+    from gpuprof.profiling.sweep.campaign import Campaign, Cell
 
     settings = ProfileSettings(time_limit_s=options.time_limit_s)
     path, here = database_path(options.db), resolve_local_device(options.device, settings.collector, notes.add)

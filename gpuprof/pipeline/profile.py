@@ -20,8 +20,7 @@ from gpuprof.pipeline.result import NoteList, Progress, ProgressCallback, Result
 from gpuprof.pipeline.serving_cost import measure_serving
 from gpuprof.profiling.collector import Collector, choose_collector
 from gpuprof.profiling.sweep import planning
-from gpuprof.profiling.sweep.campaign import Campaign
-from gpuprof.profiling.sweep.cell import Cell, CellResult
+from gpuprof.profiling.sweep.campaign import Campaign, Cell, CellResult
 from gpuprof.profiling.sweep.planning import NamedModel
 from gpuprof.runtime.providers import ORT_CPU
 

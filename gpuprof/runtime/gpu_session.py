@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuprof.domain.runtime_variant import GRAPHS, SESSIONS, Padding
 from gpuprof.errors import InputError, UnavailableError, runtime_errors
-from gpuprof.graph.op_types import list_op_types
+from gpuprof.graph.file import list_op_types
 from gpuprof.rules.padding import needs_padding, padded_size
 from gpuprof.runtime.outputs import outputs_differ
 from gpuprof.runtime.providers import GPU_OPTIONS, ORT_CUDA, ORT_TENSORRT

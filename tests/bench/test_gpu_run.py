@@ -13,7 +13,7 @@ import pytest
 
 from bench.gpu.check import find_wrong_rows
 from bench.gpu.rehearsal import kernels
-from gpuprof.profiling.nsight.ncu_report import read_ncu_csv
+from gpuprof.profiling.nsight.ncu import parse_ncu_csv, read_text
 from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.profiling.timeline.kernel_join import join_kernels
 
@@ -52,7 +52,7 @@ def test_the_played_counters_join_the_timeline_kernel_by_kernel(trace: Path, tmp
     kernels.add_kernels(str(trace))
     joined, unmatched = join_kernels(
         read_json_trace(trace).select_runs().kernels,
-        read_ncu_csv(tmp_path / "ncu.csv").kernels,
+        parse_ncu_csv(read_text(tmp_path / "ncu.csv"), "ncu.csv").kernels,
     )
     assert not unmatched and joined["joined"].tolist() == ["both"] * 2 * len(kernels.KERNELS)
     assert set(joined["achieved_occupancy_pct"]) == {37.5}

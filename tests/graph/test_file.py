@@ -1,4 +1,4 @@
-"""Files read whole: damaged weights, files that are cut off, and the hash of several files."""
+"""Files read whole: damaged weights, files that are cut off, the hash of several files, and the ops in them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 from gpuprof.errors import InputError
-from gpuprof.graph.file import ContentHash, read_onnx
+from gpuprof.graph.file import ContentHash, list_op_types, read_onnx
 from tests.small_models import floats, write_model
 
 
@@ -41,3 +41,17 @@ def test_a_content_of_several_files_is_hashed_as_one(tmp_path: Path) -> None:
     assert content.sha256  # computed once
     with pytest.raises(InputError, match="cannot read model"):
         ContentHash((tmp_path / "a",), ((3_000, 0),)).sha256  # noqa: B018 - raises
+
+
+def test_ops_within_branches_are_listed(tmp_path: Path) -> None:
+    branches = {}
+    for name, op in (("then_branch", "Relu"), ("else_branch", "Sigmoid")):
+        given = helper.make_tensor_value_info(op, TensorProto.FLOAT, ["N", 4])
+        branches[name] = helper.make_graph([helper.make_node(op, ["x"], [op])], name, [], [given])
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0),
+        helper.make_node("Cast", ["most"], ["is_any"], to=TensorProto.BOOL),
+        helper.make_node("If", ["is_any"], ["y"], **branches),
+    ]
+    path = write_model(tmp_path / "m.onnx", nodes, {"x": ["N", 4]}, {"y": ["N", 4]})
+    assert list_op_types(path) == {"ReduceMax", "Cast", "If", "Relu", "Sigmoid"}

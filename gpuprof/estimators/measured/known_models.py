@@ -23,8 +23,7 @@ from gpuprof.estimators.measured.measured import (
     unmeasured_at,
 )
 from gpuprof.estimators.roofline import WorkByBatch
-from gpuprof.graph.file import read_onnx
-from gpuprof.graph.op_types import list_op_types
+from gpuprof.graph.file import list_op_types, read_onnx
 from gpuprof.kernel_db.store import COPIES, KernelDb
 from gpuprof.rules.padding import needs_padding
 

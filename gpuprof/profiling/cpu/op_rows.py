@@ -1,19 +1,138 @@
-"""Makes rows of ``ops`` and ``kernels`` from the times of a model's nodes."""
+"""Times of the nodes that a runtime executed, tied to the ops of the model, as rows of ``ops`` and ``kernels``."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
-from gpuprof.domain.model import Op, Tensor
-from gpuprof.graph.executed_graph import find_costliest
+from gpuprof.domain.model import ModelGraph, Op, Tensor
+from gpuprof.graph.executed_graph import ExecutedNode, Group, Tie, find_costliest, tie_nodes
 from gpuprof.kernel_db.schema import KernelRow, OpRow
-from gpuprof.profiling.cpu.node_times import GroupTime, NodeEvent, NodeTimes
+from gpuprof.profiling.timeline.json_trace import read_json_trace
+from gpuprof.profiling.timeline.timeline import Timeline
 from gpuprof.profiling.worker.job import Request
 
+#: First runs of a fresh session, left out: they allocate.
+SKIPPED_REPEATS = 2
 #: Runs with individually stored kernels.
 KERNEL_REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEvent:
+    """An execution of a node."""
+
+    #: ``name``, ``op_type``: Name and type of the node in the graph executed by the runtime.
+    name: str
+    op_type: str
+    repeat: int  #: Number of the model's run, from 0; -1 outside any run.
+    start_ns: int
+    duration_ns: int  #: In whole microseconds if timed by ONNX Runtime's own profiler.
+    provider: str = ""
+
+
+def node_events(timeline: Timeline) -> tuple[NodeEvent, ...]:
+    """Return the executions of nodes in a timeline, in the order in which they began."""
+    columns = ("name", "op_type", "repeat", "start_ns", "duration_ns", "provider")
+    return tuple(NodeEvent(*row) for row in zip(*(timeline.nodes[name].tolist() for name in columns), strict=True))
+
+
+def read_node_events(path: Path) -> tuple[NodeEvent, ...]:
+    """Return the executions of nodes in ONNX Runtime's profile; none of a model of constants alone.
+
+    Raises `InputError` when the file is no such profile, is cut off, or holds no execution of a node or model.
+    """
+    return node_events(read_json_trace(path))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTime:
+    """Time of ops executed together, in nanoseconds per run of the model."""
+
+    group: Group
+    mean_ns: float
+    p50_ns: float
+    min_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTimes:
+    """Times of a model's nodes."""
+
+    executed: tuple[ExecutedNode, ...]
+    tie: Tie
+    groups: tuple[GroupTime, ...]  #: Time of each group of ``tie``.
+    events: tuple[tuple[int, NodeEvent], ...]  #: Each execution with its position in ``executed``, warm-up left out.
+    repeats: int
+    #: ``total_ns``, ``untied_ns``: Mean time of all nodes in a run, and its part not tied to any op.
+    total_ns: float
+    untied_ns: float
+
+    def notes(self) -> tuple[str, ...]:
+        """Return a note on the nodes that could not be tied."""
+        if not self.tie.untied or not self.total_ns:
+            return ()
+        kinds = Counter(self.executed[index].op_type for index in self.tie.untied)
+        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        return (f"{100 * self.untied_ns / self.total_ns:.1f}% of the nodes' time belongs to no op: {counts}",)
+
+
+def node_times(graph: ModelGraph, executed: Sequence[ExecutedNode], trace: Sequence[NodeEvent]) -> NodeTimes:
+    """Tie the executions in ``trace`` to the ops of ``graph`` and sum them up.
+
+    ``executed``: graph executed by the runtime; ``trace``: in order of time.
+    """
+    tied = tie_nodes(graph, executed)
+    nodes = zip(match_events(executed, trace), trace, strict=True)
+    placed = [(index, event) for index, event in nodes if index is not None]
+    last = max((event.repeat for _, event in placed), default=0)
+    first = min(SKIPPED_REPEATS, last)
+    events = tuple((index, event) for index, event in placed if event.repeat >= first)
+    repeats = last - first + 1
+    durations: dict[int, list[int]] = defaultdict(lambda: [0] * repeats)
+    for index, event in events:
+        durations[index][event.repeat - first] += event.duration_ns
+    return NodeTimes(
+        executed=tuple(executed),
+        tie=tied,
+        groups=tuple(_summarize_group(group, durations) for group in tied.groups),
+        events=events,
+        repeats=repeats,
+        total_ns=sum(fmean(times) for times in durations.values()),
+        untied_ns=sum(fmean(durations[index]) for index in tied.untied if index in durations),
+    )
+
+
+def _summarize_group(group: Group, durations: dict[int, list[int]]) -> GroupTime:
+    sums = [sum(times) for times in zip(*(durations[index] for index in group.executed), strict=True)]
+    return GroupTime(group, fmean(sums), median(sums), min(sums))
+
+
+def match_events(executed: Sequence[ExecutedNode], trace: Sequence[NodeEvent]) -> list[int | None]:
+    """Return for each event the position of its node in ``executed``, None without such a node.
+
+    Nodes without a name are distinguished by their order, equal in every run.
+    """
+    by_name = {node.name: index for index, node in enumerate(executed) if node.name}
+    nameless: dict[str, list[int]] = defaultdict(list)
+    for index, node in enumerate(executed):
+        if not node.name:
+            nameless[node.op_type].append(index)
+    matched: list[int | None] = []
+    turns: Counter[tuple[int, str]] = Counter()
+    for event in trace:
+        turn = turns[event.repeat, event.op_type]
+        if event.name not in by_name and turn < len(nameless[event.op_type]):
+            matched.append(nameless[event.op_type][turn])
+            turns[event.repeat, event.op_type] += 1
+        else:
+            matched.append(by_name.get(event.name))
+    return matched
 
 
 def op_rows(request: Request, times: NodeTimes) -> tuple[OpRow, ...]:

@@ -12,8 +12,7 @@ from gpuprof.errors import UnavailableError, install_hint
 from gpuprof.graph.executed_graph import read_executed
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow
 from gpuprof.profiling.collector import Collected
-from gpuprof.profiling.cpu.node_times import NodeTimes, node_times, read_node_events
-from gpuprof.profiling.cpu.op_rows import kernel_rows, op_rows
+from gpuprof.profiling.cpu.op_rows import NodeTimes, kernel_rows, node_times, op_rows, read_node_events
 from gpuprof.profiling.worker.job import Request
 from gpuprof.profiling.worker.measurement import Crew, Timing
 from gpuprof.profiling.worker.tasks import Effort, profile_nodes

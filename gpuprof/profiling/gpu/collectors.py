@@ -42,10 +42,8 @@ from gpuprof.profiling.gpu.recording import (
     run_for_recording,
     run_nodes_for_recording,
 )
-from gpuprof.profiling.nsight.ncu_report import Counters
-from gpuprof.profiling.nsight.ncu_tool import CONDITIONS, count_events, find_ncu
-from gpuprof.profiling.nsight.nsys_report import read_nsys
-from gpuprof.profiling.nsight.nsys_tool import export_report, find_nsys, record_program
+from gpuprof.profiling.nsight.ncu import CONDITIONS, Counters, count_events, find_ncu
+from gpuprof.profiling.nsight.nsys import export_report, find_nsys, read_nsys, record_program
 from gpuprof.profiling.nsight.tool_process import tool_version
 from gpuprof.profiling.timeline.creq import compute_requirement
 from gpuprof.profiling.timeline.timeline import Timeline

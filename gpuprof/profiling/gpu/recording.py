@@ -20,14 +20,12 @@ import pandas as pd
 
 from gpuprof.errors import GpuprofError, InputError, UnavailableError
 from gpuprof.graph.executed_graph import ExecutedNode, read_executed
-from gpuprof.profiling.gpu.gpu_rows import Recording
-from gpuprof.profiling.gpu.node_join import join_nodes
-from gpuprof.profiling.nsight.ncu_report import Counters
+from gpuprof.profiling.gpu.gpu_rows import Recording, join_nodes
+from gpuprof.profiling.nsight.ncu import Counters
 from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.profiling.timeline.kernel_join import join_kernels
 from gpuprof.profiling.timeline.timeline import RUN_RANGE, Timeline
-from gpuprof.profiling.worker.runner import Run, session_run
-from gpuprof.profiling.worker.tasks import WARM_UP_RUNS, Feeds, Resident
+from gpuprof.profiling.worker.tasks import WARM_UP_RUNS, Feeds, Resident, Run, session_run
 from gpuprof.runtime.gpu_session import GpuOptions
 
 _REPEATS = 5

@@ -29,11 +29,9 @@ from gpuprof.graph.load import load_runnable, require_sizes
 from gpuprof.kernel_db.schema import RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.profiling.collector import Collected, record_dims
-from gpuprof.profiling.gpu.gpu_rows import Recording, device_rows, kernel_rows, model_row, op_rows
-from gpuprof.profiling.gpu.node_join import join_nodes
-from gpuprof.profiling.nsight.ncu_report import Counters, parse_ncu_csv, read_ncu_rep, read_text
-from gpuprof.profiling.nsight.nsys_report import is_nsys_csv, parse_nsys_csv, read_nsys
-from gpuprof.profiling.nsight.nsys_tool import export_report
+from gpuprof.profiling.gpu.gpu_rows import Recording, device_rows, join_nodes, kernel_rows, model_row, op_rows
+from gpuprof.profiling.nsight.ncu import Counters, parse_ncu_csv, read_ncu_rep, read_text
+from gpuprof.profiling.nsight.nsys import export_report, is_nsys_csv, parse_nsys_csv, read_nsys
 from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.profiling.timeline.kernel_join import join_kernels
 from gpuprof.profiling.timeline.timeline import Timeline, column

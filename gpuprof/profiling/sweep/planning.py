@@ -14,10 +14,9 @@ from gpuprof.domain.share import Share, parse_share
 from gpuprof.domain.sizes import Sizes, require_dimensions
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.graph.batch_plan import NoBatchError
-from gpuprof.graph.input_data import InputData, Sample, group_by_sizes, model_inputs, read_input_data
-from gpuprof.graph.inputs import random_inputs
+from gpuprof.graph.inputs import InputData, Sample, group_by_sizes, model_inputs, random_inputs, read_input_data
 from gpuprof.graph.load import load_runnable, read_fixed_batch, read_free_dims, require_sizes
-from gpuprof.profiling.sweep.cell import Cell
+from gpuprof.profiling.sweep.campaign import Cell
 from gpuprof.profiling.worker.job import Job
 from gpuprof.profiling.worker.process import Worker
 from gpuprof.profiling.worker.tasks import WorkerSetup, compare_outputs

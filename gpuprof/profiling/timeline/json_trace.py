@@ -1,6 +1,6 @@
 """Reads timelines from JSON of the Trace Event Format: torch.profiler's (Kineto) and ONNX Runtime's own profile.
 
-Kineto's estimate of occupancy is left out: see `gpuprof.profiling.timeline.launch_occupancy`.
+Kineto's estimate of occupancy is left out: see `gpuprof.profiling.timeline.creq`.
 """
 
 from __future__ import annotations

@@ -14,11 +14,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from gpuprof.domain.catalogue import GpuDescription
 from gpuprof.errors import InputError
-from gpuprof.profiling.timeline.attribution import NO_RANGE, Integers, find_innermost_ranges
 
+Integers = NDArray[np.int64]
+NO_RANGE = -1
+_FOREVER = np.iinfo(np.int64).max
 #: Name of gpuprof's range around each measured run of a model.
 RUN_RANGE = "gpuprof-run"
 _STEP = re.compile(r"ProfilerStep#\d+")
@@ -32,6 +35,65 @@ PINNED, PAGEABLE = "pinned", "pageable"
 #: ``repeat`` of events outside of every run: warm-up, loading.
 OUTSIDE = NO_RANGE
 _TIMES = ("start_ns", "duration_ns")
+
+
+def find_innermost_ranges(
+    ranges: pd.DataFrame, process_id: Integers, thread_id: Integers, moment_ns: Integers
+) -> Integers:
+    """Return for each moment the row of the innermost range around it on its thread.
+
+    A launch call runs on a single thread and returns before any enclosing range ends, so its start determines the range
+    of the launched kernel, whenever the kernel ran.
+
+    Parameters
+    ----------
+    ranges : DataFrame
+        ``start_ns``, ``end_ns``, ``process_id``, ``thread_id``.
+    process_id, thread_id, moment_ns : ndarray of int64, shape (n,)
+
+    Returns
+    -------
+    ndarray of int64, shape (n,)
+        Positions of rows; `NO_RANGE` without an enclosing range.
+    """
+    innermost = np.full(len(moment_ns), NO_RANGE, dtype=np.int64)
+    if not len(ranges) or not len(innermost):
+        return innermost
+    starts, ends = (ranges[name].to_numpy(dtype=np.int64) for name in ("start_ns", "end_ns"))
+    rows_of: dict[tuple[int, int], list[int]] = {}
+    for row, owner in enumerate(zip(ranges["process_id"].tolist(), ranges["thread_id"].tolist(), strict=True)):
+        rows_of.setdefault(owner, []).append(row)
+    for (process, thread), rows in rows_of.items():
+        here = np.flatnonzero((process_id == process) & (thread_id == thread))
+        if len(here):
+            chosen = np.array(rows, dtype=np.int64)
+            borders, holders = _segments(starts[chosen], ends[chosen])
+            segment = np.searchsorted(borders, moment_ns[here], side="right") - 1
+            local = np.where(segment >= 0, holders[np.maximum(segment, 0)], NO_RANGE)
+            innermost[here] = np.where(local == NO_RANGE, NO_RANGE, chosen[np.maximum(local, 0)])
+    return innermost
+
+
+def _segments(starts: Integers, ends: Integers) -> tuple[Integers, Integers]:
+    """Cut a thread's time at every border of a range; return the borders and the innermost range after each."""
+    n = len(starts)
+    times = np.concatenate([starts, ends])
+    opens = np.concatenate([np.ones(n, dtype=np.int64), np.zeros(n, dtype=np.int64)])
+    # Among simultaneous events, ends come before begins; of ranges with the same begin the longest is the outer range.
+    outer_first = np.concatenate([_FOREVER - ends, np.zeros(n, dtype=np.int64)])
+    order = np.lexsort((outer_first, opens, times))
+    holders = np.full(2 * n, NO_RANGE, dtype=np.int64)
+    open_ranges: list[int] = []
+    closed = bytearray(n)
+    for position, event in enumerate(order.tolist()):
+        if event < n:
+            open_ranges.append(event)
+        else:
+            closed[event - n] = 1
+        while open_ranges and closed[open_ranges[-1]]:
+            open_ranges.pop()
+        holders[position] = open_ranges[-1] if open_ranges else NO_RANGE
+    return times[order], holders
 
 
 def empty_frame(*names: str) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from gpuprof.domain.share import Share
 from gpuprof.kernel_db.schema import workload_label
 
 if TYPE_CHECKING:
-    from gpuprof.graph.input_data import Array, InputData, Sample
+    from gpuprof.graph.inputs import Array, InputData, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,7 @@ class Job:
 
     def inputs(self) -> dict[str, Array]:
         """Return the arrays of a batch, equal for equal model, batch, sizes and data."""
-        from gpuprof.graph.input_data import join_samples, model_inputs
-        from gpuprof.graph.inputs import random_inputs
+        from gpuprof.graph.inputs import join_samples, model_inputs, random_inputs
 
         if self.samples:
             return join_samples(self.samples, self.graph.batch, model_inputs(self.path))

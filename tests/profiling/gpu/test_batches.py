@@ -17,8 +17,7 @@ from gpuprof.kernel_db.store import KernelDb
 from gpuprof.machine.mps import LOG, PERCENTAGE
 from gpuprof.profiling.gpu import collectors
 from gpuprof.profiling.gpu.collectors import CuptiCollector, GpuCollector
-from gpuprof.profiling.sweep.campaign import Campaign
-from gpuprof.profiling.sweep.cell import Cell
+from gpuprof.profiling.sweep.campaign import Campaign, Cell
 from gpuprof.profiling.worker.measurement import Crew
 from gpuprof.profiling.worker.process import Worker
 from tests.profiling.gpu.test_collectors import tools

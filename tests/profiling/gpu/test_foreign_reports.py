@@ -14,7 +14,7 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.profiling.gpu.replay import ReplayCollector, device_of_recording, ingest, read_reports, replayed_job
-from gpuprof.profiling.nsight.ncu_report import parse_ncu_csv
+from gpuprof.profiling.nsight.ncu import parse_ncu_csv
 from gpuprof.profiling.timeline.json_trace import read_json_trace
 from tests.profiling import kineto_files
 from tests.profiling.ncu_files import kernel, long_csv, raw_csv

@@ -1,16 +1,29 @@
+"""Tasks of a worker and what they time."""
+
 from __future__ import annotations
 
 import math
+import pickle
+import random
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, save
 
+from gpuprof.errors import InputError
+from gpuprof.graph.inputs import random_inputs
+from gpuprof.graph.load import load_graph
 from gpuprof.profiling.worker import tasks
 from gpuprof.profiling.worker.job import TimingLimits
-from gpuprof.profiling.worker.tasks import Effort, Resident, WorkerSetup, pause_in_batches
+from gpuprof.profiling.worker.statistics import is_median_known, median_interval, percentile, summarize
+from gpuprof.profiling.worker.tasks import Effort, Resident, WorkerSetup, pause_in_batches, session_run
+from gpuprof.runtime.outputs import outputs_differ
+from gpuprof.runtime.session import open_session
 from tests.profiling.models import write_mlp
 from tests.profiling.requests import QUICK, a_job
 
@@ -92,3 +105,87 @@ def test_timing_ends_by_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Effort(time_s=1.0, min_repeats=3, max_repeats=5).repeat(run) == [100_000_000] * 5
     exact = TimingLimits(precision=-1.0, min_time_s=0.5, want_time_s=1.0, max_time_s=4.0)
     assert len(resident.time(exact).latencies_ns) in range(40, 42)  # never precise enough
+
+
+@pytest.mark.parametrize("kind", [TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN])
+def test_types_that_numpy_lacks_go_in_and_come_out(tmp_path: Path, kind: int) -> None:
+    x = helper.make_tensor_value_info("x", kind, ["n", 8])
+    y = helper.make_tensor_value_info("y", kind, ["n", 8])
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "same", [x], [y])
+    opset = [helper.make_opsetid("", 21)]
+    save(helper.make_model(graph, opset_imports=opset, ir_version=10), str(tmp_path / "same.onnx"))
+    given = random_inputs(load_graph(tmp_path / "same.onnx", 3))
+    session = open_session(tmp_path / "same.onnx", threads=1)
+    answer = session_run(session, pickle.loads(pickle.dumps(given)), tmp_path / "same.onnx")()["y"]
+    assert answer.shape == (3, 8)
+    assert np.array_equal(answer, given["x"].astype(np.float32))
+
+
+def test_outputs_agree_within_what_another_order_of_additions_makes() -> None:
+    values = np.array([1.0, -2.0, 3.0], np.float32)
+    shifted = values + np.eye(3, dtype=np.float32)[2]
+    assert outputs_differ({"y": values}, {"y": values * 1.001}) is None
+    assert "differs under the share by" in str(outputs_differ({"y": values}, {"y": shifted}))
+    assert "not finite" in str(outputs_differ({"y": values}, {"y": np.where(values < 0, np.nan, values)}))
+    assert "shape" in str(outputs_differ({"y": values}, {"y": values[:2]}))
+    whole = np.array([1, 2])
+    assert outputs_differ({"y": whole}, {"y": whole}) is None
+    assert "differs under the share" in str(outputs_differ({"y": whole}, {"y": whole + 1}))
+    with pytest.raises(InputError, match="different names"):
+        outputs_differ({"y": values}, {"z": values})
+
+
+def test_the_interval_holds_the_median_of_a_skewed_distribution_95_times_in_100() -> None:
+    draw = random.Random(1)
+    held = 0
+    for _ in range(1000):
+        low, high = median_interval(sorted(draw.expovariate(1.0) for _ in range(51))) or (0.0, 0.0)
+        held += low <= 0.6931 <= high
+    assert 930 <= held <= 990
+
+
+def test_fewer_than_six_values_have_no_interval() -> None:
+    assert median_interval([1.0] * 5) is None
+    assert not is_median_known([1.0] * 5, 0.02)
+
+
+def test_equal_values_are_known_and_spread_ones_are_not() -> None:
+    assert is_median_known([5.0] * 6, 0.02)
+    assert not is_median_known(sorted([5.0, 9.0] * 10), 0.02)
+
+
+def test_percentiles_that_a_sample_cannot_show_are_not_measured() -> None:
+    assert summarize([1.0] * 19, 0.02).latency_p95_ms is None
+    assert summarize([1.0] * 20, 0.02).latency_p95_ms == 1.0
+    assert summarize([1.0] * 99, 0.02).latency_p99_ms is None
+    assert summarize([1.0] * 100, 0.02).latency_p99_ms == 1.0
+
+
+def test_a_neighbour_that_wakes_up_halfway_is_noticed_though_the_interval_is_narrow() -> None:
+    quiet, disturbed = [10.0] * 100, [10.0, 10.0, 11.0, 11.0, 11.0] * 20
+    assert is_median_known(sorted(quiet + disturbed), 0.02)
+    assert not summarize(quiet + disturbed, 0.02).stable
+    assert summarize(quiet, 0.02).stable
+
+
+def test_one_slow_start_does_not_make_a_sample_unstable() -> None:
+    assert summarize([50.0] + [10.0] * 100, 0.02).stable
+
+
+@given(st.lists(st.floats(0.001, 1e4), min_size=1, max_size=200))
+def test_figures_are_in_order_and_within_the_sample(values: list[float]) -> None:
+    stats = summarize(values, 0.02)
+    assert min(values) <= stats.latency_p50_ms <= max(values)
+    if stats.latency_p95_ms is not None:
+        assert stats.latency_p50_ms <= stats.latency_p95_ms <= (stats.latency_p99_ms or max(values)) <= max(values)
+    if stats.latency_p50_low_ms is not None and stats.latency_p50_high_ms is not None:
+        assert stats.latency_p50_low_ms <= stats.latency_p50_ms <= stats.latency_p50_high_ms
+
+
+@pytest.mark.parametrize(("percent", "value"), [(50, 50.5), (75, 75.25), (95, 95.05), (99, 99.01)])
+def test_percentiles_are_linear_between_neighbours(percent: int, value: float) -> None:
+    assert percentile([float(number) for number in range(1, 101)], percent) == pytest.approx(value)
+
+
+def test_a_disturbed_sample_is_unstable() -> None:
+    assert not summarize([10.0] * 100, 0.02, undisturbed=False).stable

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprof.errors import InputError, UnavailableError
-from gpuprof.profiling.nsight.ncu_report import (
+from gpuprof.profiling.nsight.ncu import (
     COUNTERS,
     ONE_PASS,
     find_decimal_mark,
@@ -19,8 +19,8 @@ from gpuprof.profiling.nsight.ncu_report import (
     listed_metrics,
     number_of,
     parse_ncu_csv,
-    read_ncu_csv,
     read_ncu_rep,
+    read_text,
     resolve_metrics,
 )
 from tests.profiling.ncu_files import NOISE, OCCUPANCY, READ, kernel, long_csv, raw_csv
@@ -34,7 +34,7 @@ TWO = [kernel("void k0(float*)", "25.50", more={READ: "1.5"}), kernel("void k1<1
 def test_both_pages_are_read_through_the_noise(tmp_path: Path, text: str) -> None:
     path = tmp_path / "r.csv"
     path.write_text(text)
-    kernels = read_ncu_csv(path).kernels
+    kernels = parse_ncu_csv(read_text(path), "ncu.csv").kernels
     assert kernels["name"].tolist() == ["void k0(float*)", "void k1<1, 2>(float*, int)"]
     assert kernels["achieved_occupancy_pct"].tolist() == [25.5, 75.0]
     assert kernels["duration_ns"].tolist() == [1_234_500.0] * 2
@@ -80,9 +80,9 @@ def test_another_tools_csv_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "r.csv"
     path.write_text("Start (ns),Duration (ns),Name\n1,2,k\n")
     with pytest.raises(InputError, match="no table of Nsight Compute"):
-        read_ncu_csv(path)
+        parse_ncu_csv(read_text(path), "ncu.csv")
     with pytest.raises(InputError, match="cannot read"):
-        read_ncu_csv(tmp_path / "none.csv")
+        parse_ncu_csv(read_text(tmp_path / "none.csv"), "ncu.csv")
 
 
 def test_a_table_without_kernels_is_an_error() -> None:
@@ -114,7 +114,7 @@ def test_numbers_that_contradict_one_another_are_refused_and_not_guessed() -> No
 @pytest.mark.parametrize(("name", "device"), [("bom", None), ("utf16", None), ("attribute_word", "NVIDIA H200")])
 def test_tables_of_other_machines_give_their_counters(name: str, device: str | None) -> None:
     """PowerShell's byte-order mark and UTF-16; a word among the attributes of the device, as ncu 2025.3 writes."""
-    counters = read_ncu_csv(CASES / "ncu" / f"{name}.csv")
+    counters = parse_ncu_csv(read_text(CASES / "ncu" / f"{name}.csv"), "ncu.csv")
     row, count = counters.kernels.iloc[0], len(counters.kernels)
     if device is None:
         assert (count, row["achieved_occupancy_pct"], row["dram_read_bytes"]) == (2, 45.31, 27_595_520)
