@@ -23,7 +23,7 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.constants import constant
 from gpuprof.estimators.cross_gpu.cost_model import CostModel
 from gpuprof.estimators.cross_gpu.execution import Execution, type_of_weights
-from gpuprof.estimators.cross_gpu.features import FAMILIES, Array, OpTable, stack_tables, widen_products
+from gpuprof.estimators.cross_gpu.features import FAMILIES, Array, OpTable, stack_tables
 from gpuprof.estimators.cross_gpu.intervals import (
     ErrorScales,
     TimeParts,
@@ -35,7 +35,6 @@ from gpuprof.estimators.cross_gpu.intervals import (
     name_unlike,
 )
 from gpuprof.estimators.cross_gpu.kernels import (
-    LAYOUT_OF_CONVOLUTION,
     KernelList,
     KernelsByBatch,
     LaunchMode,
@@ -48,8 +47,7 @@ from gpuprof.graph.load import read_fixed_batch
 
 SOURCE = "cross-gpu"
 _METADATA, _INTERVALS = "provenance.json", "intervals.json"
-_PRODUCTS = [FAMILIES.index(name) for name in ("matmul", "conv")]
-_ATTENTION, _HALF_BYTES = FAMILIES.index("attention"), 2.0
+_PRODUCTS = [FAMILIES.index(name) for name in ("matmul", "conv", "attention")]
 
 
 class UnmeasuredModel(Protocol):
@@ -111,19 +109,18 @@ class CrossGpuModel:
 
     def time_parts(self, kernels: KernelList, rates: DeviceRates, runtime: LaunchMode) -> TimeParts:
         """Return the parts of a model's time: sequential kernels, and the host, of which the longer counts."""
-        first, place = find_distinct_rows([kernels.ops])
-        return _sum_kernels(
-            kernels, place, self._predict(kernels.ops.take(first), rates), host_seconds(kernels, runtime)
-        )
+        times, kinds = self.kernel_times(kernels.ops, rates), name_kinds(kernels.ops, rates.tensor)
+        return _sum_kernels(kernels, times, kinds, host_seconds(kernels, runtime))
 
     def _sum_up(self, kernels: KernelsByBatch, batches: Sequence[int], rates: DeviceRates) -> list[TimeParts]:
         """Return `time_parts` at every batch; the distinct kernels of all batches are predicted together."""
         distinct = [kernels.find_distinct(batch) for batch in batches]
         tables = [kernels.at(batch).ops.take(first) for batch, (first, _) in zip(batches, distinct, strict=True)]
-        predicted = self._predict(stack_tables(tables), rates)
+        ops = stack_tables(tables)
+        times, kinds = self.costs.kernel_times(ops, rates), name_kinds(ops, rates.tensor)
         starts = np.cumsum([0, *map(len, tables)])
         return [
-            _sum_kernels(kernels.at(batch), start + place, predicted, kernels.host_seconds(batch))
+            _sum_kernels(kernels.at(batch), times[start + place], kinds[start + place], kernels.host_seconds(batch))
             for batch, start, (_, place) in zip(batches, starts, distinct, strict=False)
         ]
 
@@ -164,67 +161,21 @@ class CrossGpuModel:
         )
         return float(factor + parts.excess)
 
-    def _predict(self, ops: OpTable, rates: DeviceRates) -> PredictedOps:
-        times, wider = self.costs.kernel_times(ops, rates), self._widened_times(ops, rates)
-        return PredictedOps(times, wider, name_kinds(ops, rates.tensor))
-
-    def _widened_times(self, ops: OpTable, rates: DeviceRates) -> Array:
-        """Return the seconds of products in the quickest type wider than the rates'; infinity for other kernels."""
-        times = np.full(len(ops), np.inf)
-        if rates.instead is not None:
-            rows = np.flatnonzero(_may_widen(ops, rates, rates.instead))
-            wider = widen_products(ops.take(rows), rates.instead.width)
-            direct = self.costs.kernel_times(wider, rates.instead)
-            times[rows] = np.minimum(direct, self._widened_times(wider, rates.instead))
-        return times
-
     def kernel_times(self, ops: OpTable, rates: DeviceRates) -> Array:
         """Return the seconds of each kernel; equal kernels are computed once."""
         first, place = find_distinct_rows([ops])
         return np.asarray(self.costs.kernel_times(ops.take(first), rates)[place])
 
 
-@dataclass(frozen=True, slots=True)
-class PredictedOps:
-    """N predicted kernels, all fields of shape (N,)."""
-
-    seconds: Array
-    wider_s: Array  #: Seconds in a wider type; infinite where there is none.
-    kinds: NDArray[np.str_]  #: `intervals.name_kinds`.
-
-
-def _may_widen(ops: OpTable, rates: DeviceRates, wider: DeviceRates) -> NDArray[np.bool_]:
-    """Return whether each op has a kernel in a wider type; attention in 16 bits or fewer has none above 16."""
-    attention = wider.width <= max(rates.width, _HALF_BYTES)
-    return np.isin(ops.family, [*_PRODUCTS, _ATTENTION] if attention else _PRODUCTS)
-
-
-def _sum_kernels(kernels: KernelList, place: NDArray[np.int64], ops: PredictedOps, host_s: float) -> TimeParts:
-    """Return the parts of a model's time; ``place``: position of each of its kernels in ``ops``."""
-    seconds = _take_quicker(kernels, ops.seconds[place], ops.wider_s[place])
+def _sum_kernels(kernels: KernelList, times: Array, kinds: NDArray[np.str_], host_s: float) -> TimeParts:
+    """Return the parts of a model's time from the time and the kind of each of its kernels."""
+    seconds = np.array(kernels.count, dtype=float) * (times + constant("sm", "gap_s"))
     total = float(seconds.sum())
-    names, kind = np.unique(ops.kinds[place], return_inverse=True)
+    names, kind = np.unique(kinds, return_inverse=True)
     of_kinds = np.bincount(kind.reshape(-1), seconds, len(names)).tolist()
     by_kind = {str(name): part for name, part in zip(names, of_kinds, strict=True)}
     excess = float(seconds @ excess_of(kernels.op_types) / total) if total > 0.0 else 0.0
     return TimeParts(total, host_s, by_kind, excess)
-
-
-def _take_quicker(kernels: KernelList, times: Array, wider: Array) -> Array:
-    """Return the seconds of every kernel in the quicker type, over all runs.
-
-    Where a convolution is quicker in the wider type, the kernels that it launches besides are scaled away with it.
-    """
-    count = np.array(kernels.count, dtype=float)
-    gap_s = constant("sm", "gap_s")
-    seconds = count * (times + gap_s)
-    if not np.isfinite(wider).any():
-        return np.asarray(seconds)
-    starts = np.array([place for place, name in enumerate(kernels.op_types) if name != LAYOUT_OF_CONVOLUTION])
-    whole = np.add.reduceat(seconds, starts)
-    alternative = count[starts] * (wider[starts] + gap_s)
-    sizes = np.diff([*starts, len(kernels.op_types)])
-    return np.asarray(seconds * np.repeat(np.minimum(1.0, alternative / whole), sizes))
 
 
 def _describe(precision: str, runtime: LaunchMode, unlike: Sequence[str]) -> str:
@@ -245,7 +196,7 @@ def kind_of(kernels: KernelList, precision: str) -> str:
     """
     flops = np.asarray(kernels.ops.flops) * np.array(kernels.count, dtype=float)
     convolved = float(flops[kernels.ops.family == FAMILIES.index("conv")].sum())
-    multiplied = float(flops[np.isin(kernels.ops.family, [*_PRODUCTS, _ATTENTION])].sum())
+    multiplied = float(flops[np.isin(kernels.ops.family, _PRODUCTS)].sum())
     part = "convolutions" if convolved > multiplied / 2 else "products"
     apart = {"float64": "double", "tfloat32": "tfloat32"}
     return f"{part} {apart.get(precision, 'tensor' if precision in TENSOR_TYPES else 'cores')}"

@@ -7,7 +7,7 @@ traffic's time. So a regressor learned on some GPUs generalises to GPUs with mor
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -99,7 +99,6 @@ _CACHED_BYTES = 16.0
 _SETS_OF_A_MODEL = 1000.0
 #: Query rows per block of attention, and cycles before and after its arithmetic.
 _BLOCK_ROWS, _BLOCK_CYCLES = 128.0, 4000.0
-_HALF_BYTES = 2.0  #: Size of an operand in half precision.
 #: Threads of a block per row.
 _ROW_THREADS = 128.0
 _TINY = 1e-12
@@ -143,10 +142,7 @@ def bound_times(
         conv & (ops.kernel == 3) & (ops.stride == 1) & (ops.b == 1) & (not rates.tensor), _WINOGRAD, 1.0
     )
     peak = ops.flops / winograd / np.where(product, rates.matrix_per_s, rates.scalar_per_s)
-    # Other kernels run at the clock that products leave; in 8 bits at the clock of half precision.
-    narrow = rates.instead is not None and rates.width < _HALF_BYTES
-    clock = rates.instead.sustained if narrow and rates.instead is not None else rates.sustained
-    math_s = peak / np.where(product, rates.sustained, clock) ** throttled
+    math_s = peak / np.where(product, rates.sustained, rates.sustained_others) ** throttled
     traffic = ops.bytes_moved / rates.bytes_per_s
     dram_s = _draw_seconds(ops, rates, weight_sets)
     blocks = np.where(ops.m > 1.0, ops.b * np.ceil(ops.m / _BLOCK_ROWS), ops.b * ops.extra)
@@ -175,20 +171,6 @@ def _draw_seconds(ops: OpTable, rates: DeviceRates, weight_sets: float) -> Array
 def _kept_part(used_between: Array, rates: DeviceRates) -> Array:
     """Return the part of some data still in the L2 cache after ``used_between`` bytes of traffic, its own included."""
     return np.clip(2.0 - 2.0 * used_between / rates.l2_bytes, 0.0, 1.0)
-
-
-def widen_products(ops: OpTable, width: float) -> OpTable:
-    """Return products with operands of at least ``width`` bytes; other ops unchanged.
-
-    Up to 16 bits only operands are narrow, activations have 16; beyond 16 bits all traffic is as wide.
-    """
-    operands = ops.b * ops.k * (ops.m + ops.n)
-    half = np.maximum(np.minimum(_HALF_BYTES, width) - ops.width, 0.0) * operands
-    whole = np.maximum(width / np.maximum(ops.width, _HALF_BYTES), 1.0)
-    loads, stores = (ops.read_bytes + half) * whole, ops.written_bytes * whole
-    batched = (ops.family == FAMILIES.index("matmul")) & (ops.b > 1.0) & (whole > 1.0)  # marked in 32 bits alone
-    extra = np.where(batched, 1.0, ops.extra)
-    return replace(ops, width=np.maximum(ops.width, width), read_bytes=loads, written_bytes=stores, extra=extra)
 
 
 def regressor_names(ops: OpTable, rates: DeviceRates) -> NDArray[np.str_]:

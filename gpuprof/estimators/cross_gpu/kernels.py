@@ -49,7 +49,7 @@ _SMALL = 64
 #: Columns that hold totals over all iterations of a body.
 _OF_ALL_TURNS = ("flops", "read_bytes", "written_bytes", "elements")
 _INTEGERS = ("int64", "int32", "bool", "uint8")
-#: Op types of the additional kernels that a convolution launches: a wider type needs no changes of layout, but a bias.
+#: Op types of the additional kernels that a convolution launches.
 LAYOUT_OF_CONVOLUTION, BIAS_OF_CONVOLUTION = "(layout of the convolution)", "(bias of the convolution)"
 #: Family of a convolution's further kernel → its op type.
 _FURTHER = {"movement": LAYOUT_OF_CONVOLUTION, "elementwise": BIAS_OF_CONVOLUTION}

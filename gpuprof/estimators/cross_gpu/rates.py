@@ -26,11 +26,6 @@ _FLOPS_OF_128_LANES = 256.0
 _CLOCK_MHZ = 1500.0
 #: Type of a matrix product's arithmetic where the GPU lacks the precision.
 _INSTEAD = {"tfloat32": "float32", "bfloat16": "float16"}
-#: Type → wider types. A runtime computes a product in the first of them that the GPU has, or in a still wider type,
-#: where quicker: TF32 is a permission to round, quantisation keeps layers wide that gain nothing, and libraries have
-#: kernels that read 16 bits and compute in 32.
-_WIDER = {"tfloat32": ("float32",)} | dict.fromkeys(("float16", "bfloat16"), ("tfloat32", "float32"))
-_WIDER |= dict.fromkeys(("int8", "float8", "float4"), ("float16", "float32"))
 TENSOR_TYPES = frozenset({"tfloat32", "float16", "bfloat16", "int8", "float8", "float4"})
 
 
@@ -43,7 +38,10 @@ class DeviceRates:
     #: on CUDA cores.
     matrix_per_s: float
     scalar_per_s: float
-    sustained: float  #: Part of the peak that long products reach under the power limit, in (0, 1].
+    #: ``sustained``, ``sustained_others``: Part of the peak that long products reach under the power limit, and other
+    #: kernels at the clock that products leave, in 8 bits at that of half precision; in (0, 1].
+    sustained: float
+    sustained_others: float
     #: ``bytes_per_s``, ``drawn``: Peak bandwidth, and the part of it achieved by long ops.
     bytes_per_s: float
     drawn: float
@@ -53,8 +51,6 @@ class DeviceRates:
     kernel_s: float  #: Least seconds of a kernel: latencies are a number of cycles.
     cycles_per_s: float  #: Cycles of all SMs together, at the boost clock.
     width: float  #: Bytes of an operand in the products' arithmetic.
-    #: Rates of the wider type used for products where quicker; None: there is none.
-    instead: DeviceRates | None = None
 
 
 #: Bytes of an operand by type; 4 for other types.
@@ -85,12 +81,14 @@ def rates_of(device: Device, precision: str, share: Share | None = None, *, busy
         raise InputError(f"{device.name} has no {precision} arithmetic", f"it has {precisions}")
     fraction, slices = device.granted_fraction(share), _slices(device, share)
     memory = fraction if slices is None else slices * share.sm_pct / 100.0
-    wider = wider_type(device, precision)
+    width = _BYTES.get(precision, 4.0)
+    others = "float16" if width < _BYTES["float16"] and "float16" in device.flops_per_s else precision
     return DeviceRates(
         units=max(1.0, device.compute_units * fraction),
         matrix_per_s=peak * fraction,
         scalar_per_s=device.flops_per_s["float32"] * fraction,
         sustained=sustained_part(device, precision),
+        sustained_others=sustained_part(device, others),
         bytes_per_s=device.dram_bytes_per_s * memory if busy else bandwidth(device, share),
         drawn=_drawn_part(device),
         l2_bytes=max(1.0, device.l2_bytes * (memory if busy else _slices(device, share) or 1.0)),
@@ -98,19 +96,13 @@ def rates_of(device: Device, precision: str, share: Share | None = None, *, busy
         tensor=precision in TENSOR_TYPES and not (precision == "int8" and float(device.compute_capability or 0) < 7),
         kernel_s=smallest_kernel_s(device.clock_mhz),
         cycles_per_s=device.compute_units * fraction * (device.clock_mhz or _CLOCK_MHZ) * 1e6,
-        width=_BYTES.get(precision, 4.0),
-        instead=None if wider is None else rates_of(device, wider, share, busy=busy),
+        width=width,
     )
 
 
 def smallest_kernel_s(clock_mhz: float = 0.0) -> float:
     """Return the seconds of the smallest kernel; 0: at the clock of the trained regressors' preparation."""
     return constant("sm", "kernel_cycles") / (clock_mhz or _CLOCK_MHZ) / 1e6
-
-
-def wider_type(device: Device, precision: str) -> str | None:
-    """Return the next wider type of a GPU for products in ``precision``; None: there is none."""
-    return next((name for name in _WIDER.get(precision, ()) if name in device.flops_per_s), None)
 
 
 def sustained_part(device: Device, precision: str) -> float:

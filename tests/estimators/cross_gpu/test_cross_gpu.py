@@ -24,13 +24,8 @@ from gpuprof.estimators.cross_gpu.features import (
     preparation_names,
     preparation_part,
     regressor_names,
-    table_of,
-    widen_products,
 )
 from gpuprof.estimators.cross_gpu.kernels import (
-    BIAS_OF_CONVOLUTION,
-    LAYOUT_OF_CONVOLUTION,
-    KernelList,
     KernelsByBatch,
     LaunchMode,
     list_kernels,
@@ -259,66 +254,3 @@ def test_a_small_convolution_takes_longer_than_its_product_on_tensor_cores() -> 
     rates = rates_of(device("a30"), "float16")
     costs = shipped_model().costs
     assert costs.kernel_times(conv, rates)[0] == pytest.approx(costs.kernel_times(product, rates)[0] + 4e-6)
-
-
-@pytest.mark.parametrize(("narrow", "wide"), [("int8", "float16"), ("float8", "float16"), ("tfloat32", "float32")])
-@pytest.mark.parametrize("runtime", list(LaunchMode))
-def test_a_type_that_a_runtime_may_leave_is_no_slower_than_the_wider_one(
-    network: Path, narrow: str, wide: str, runtime: LaunchMode
-) -> None:
-    for name in ("h100", "rtx-pro-6000", "b200", "l4"):
-        times = {}
-        for precision in (narrow, wide):
-            kernels = list_kernels(load_graph(network, 64), precision, runtime)
-            rates = rates_of(device(name), precision)
-            times[precision] = shipped_model().time_parts(kernels, rates, runtime).total_s
-        assert times[narrow] <= times[wide] * (1.0 + 1e-3)
-
-
-@pytest.mark.parametrize("name", ["squeezenet", "mobilenet_v2"])
-def test_small_convolutions_in_half_precision_are_no_slower_than_in_wider_types(tmp_path: Path, name: str) -> None:
-    path = build(find_architecture(name), tmp_path / "network.onnx")
-    for gpu in ("rtx-3090", "rtx-5090", "b200", "a100-80"):
-        for batch in (1, 3):
-            times = {}
-            for precision in ("float16", "tfloat32", "float32"):
-                kernels = list_kernels(load_graph(path, batch), precision, LaunchMode.FUSED)
-                parts = shipped_model().time_parts(kernels, rates_of(device(gpu), precision), LaunchMode.FUSED)
-                times[precision] = parts.kernels_s
-            assert times["float16"] <= min(times["tfloat32"], times["float32"]) * (1.0 + 2e-3)
-
-
-def test_products_in_a_wider_type_are_those_of_the_wider_kernels(network: Path) -> None:
-    narrow, wide = (
-        list_kernels(load_graph(network, 4), precision, LaunchMode.EAGER) for precision in ("float16", "tfloat32")
-    )
-    products = [kernels.ops.take(kernels.ops.family == FAMILIES.index("matmul")) for kernels in (narrow, wide)]
-    widened = widen_products(products[0].take(products[0].b == 1.0), 4.0)
-    same = products[1].take(products[1].b == 1.0)
-    for column in ("m", "n", "k", "width", "flops", "read_bytes", "written_bytes"):
-        assert getattr(widened, column).tolist() == getattr(same, column).tolist(), column
-
-
-def test_a_convolution_in_float32_takes_no_changes_of_layout() -> None:
-    ops = make_table(
-        "conv", 3, m=5e4, n=64.0, k=576.0, flops=2 * 5e4 * 64 * 576.0, width=4.0, read_bytes=2e7, kernel=3.0, stride=1.0
-    )
-    kernels = KernelList(ops, (1, 1, 1), ("Conv", LAYOUT_OF_CONVOLUTION, LAYOUT_OF_CONVOLUTION), ())
-    rates = rates_of(device("a100-80"), "tfloat32")
-    assert rates.instead is not None
-    quick = replace(rates, instead=replace(rates.instead, matrix_per_s=1e18, sustained=1.0, bytes_per_s=1e15))
-    slow = replace(rates, instead=replace(rates.instead, matrix_per_s=1e9))
-    alone = shipped_model().time_parts(kernels, replace(rates, instead=None), LaunchMode.EAGER)
-    assert shipped_model().time_parts(kernels, slow, LaunchMode.EAGER).kernels_s == pytest.approx(alone.kernels_s)
-    assert shipped_model().time_parts(kernels, quick, LaunchMode.EAGER).kernels_s < alone.kernels_s / 3.0
-
-
-def test_a_bias_is_added_to_a_convolution_in_a_wider_type_too() -> None:
-    columns = {"flops": 1e9, "read_bytes": 1e6, "written_bytes": 1e6, "elements": 1e6}
-    ops = table_of([("conv", {**columns, "m": 1e4, "n": 64.0, "k": 576.0, "width": 2.0}), ("elementwise", columns)])
-    biased = KernelList(ops, (1, 1), ("Conv", BIAS_OF_CONVOLUTION), ())
-    rates = rates_of(device("a100-80"), "float16")
-    assert rates.instead is not None
-    quick = replace(rates, instead=replace(rates.instead, matrix_per_s=1e18, sustained=1.0, bytes_per_s=1e15))
-    bias_s = shipped_model().kernel_times(ops, rates)[1]
-    assert shipped_model().time_parts(biased, quick, LaunchMode.ONNXRUNTIME).kernels_s > bias_s
