@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 
-from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload, board_work
-from gpuprof.domain.share import Share
+from gpuprof.domain.estimate import Estimator
 from gpuprof.errors import GpuprofError, InputError
-from gpuprof.estimators.foreign_estimator import ForeignEstimator
 from gpuprof.estimators.measured.known_models import KnownModels
-from gpuprof.estimators.measured.measured import MeasuredModel
+from gpuprof.estimators.wrappers import FailureAwareEstimator, ForeignEstimator
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.plugins import describe_error, identify, load_plugin, plugin_names, require_methods
 
@@ -73,44 +69,3 @@ def read_premise(source: str | Estimator) -> str | None:
     plugin = load_plugin("estimator", source, BUILTIN) if isinstance(source, str) else source
     premise = getattr(plugin, "premise", None)
     return None if premise is None else str(premise)
-
-
-class FailureAwareEstimator:
-    """Implements `gpuprof.domain.estimate.Estimator` by another estimator, and refuses failed workloads."""
-
-    def __init__(self, estimator: Estimator, models: KnownModels) -> None:
-        self._estimator = estimator
-        self._known = models
-        self._models: dict[str, MeasuredModel | None] = {}
-
-    def estimate(
-        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
-    ) -> Estimate:
-        """Return the estimate of the wrapped estimator.
-
-        Raises `InputError` as the estimator does, and where a failure rules the workload out.
-        """
-        workload = Workload(model, batch, share, processes)
-        if (record := self._find_model(model)) is not None:
-            self._known.require_no_failure(record, device, workload, beside)
-        return self._estimator.estimate(model, device, batch, share, beside, processes)
-
-    def _find_model(self, model: str) -> MeasuredModel | None:
-        """Return the measurements of a model, None where the database lacks the model and there is no file."""
-        if model not in self._models:
-            self._models[model] = None
-            with suppress(InputError):
-                self._models[model] = self._known.find_model(model)
-        return self._models[model]
-
-    def board_work_ms(self, model: str, device: Device) -> Figure | None:
-        """Return the board work of the wrapped estimator."""
-        return board_work(self._estimator, model, device)
-
-    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
-        """Return the batches of the wrapped estimator."""
-        return self._estimator.batches(model, device, share)
-
-    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
-        """Return the shares of the wrapped estimator."""
-        return self._estimator.shares(model, device)

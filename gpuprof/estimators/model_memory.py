@@ -2,30 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import EXTRAPOLATED, Figure, Workload
-from gpuprof.domain.model import ModelGraph
+from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.domain.share import Share
 from gpuprof.estimators.constants import constant
 from gpuprof.estimators.cross_gpu.execution import Execution, type_of_weights
-from gpuprof.estimators.cross_gpu.held_graph import NARROW, hold_graph
+from gpuprof.estimators.cross_gpu.node_groups import CONVOLUTIONS, PRODUCTS, NodeGroups
 from gpuprof.estimators.measured.known_models import KnownModels
 from gpuprof.estimators.measured.measured import MeasuredModel, blend_measured
 from gpuprof.estimators.measured.surface import BatchCurve, blend_figures
-from gpuprof.estimators.memory import (
-    PROCESS,
-    context_fraction,
-    predict_held,
-    predict_process,
-    shrink_context,
-)
+from gpuprof.estimators.memory import PROCESS, context_fraction, predict_held, predict_process, shrink_context
 from gpuprof.estimators.roofline import WorkByBatch, source_of
 
 if TYPE_CHECKING:  # scikit-learn takes a second to import
     from gpuprof.estimators.learned.learned import LearnedModel
+
+#: Types that a runtime converts to the chosen precision; narrower types and integers stay.
+_CHANGED = frozenset({"float64", "float32", "float16", "bfloat16"})
+#: Catalogue's name of a precision → type of activations and other weights, type of the weights of products.
+_TYPES = {
+    "float64": ("float64", "float64"),
+    "float32": ("float32", "float32"),
+    "tfloat32": ("float32", "float32"),
+    "float16": ("float16", "float16"),
+    "bfloat16": ("bfloat16", "bfloat16"),
+    "float8": ("float16", "float8e4m3fn"),
+    "int8": ("float16", "int8"),
+}
+#: Precisions with attention as a single kernel.
+NARROW = frozenset({"float16", "bfloat16", "float8", "int8"})
+
+
+def hold_graph(graph: ModelGraph, precision: str, *, retyped: bool) -> ModelGraph:
+    """Return the graph with the tensors that a runtime holds in memory when it computes products in ``precision``.
+
+    ``retyped``: whether the precision differs from the file's, so that weights and activations change type.
+    """
+    ops = _join_attention(graph.ops) if precision in NARROW else graph.ops
+    if not retyped:
+        return replace(graph, ops=ops)
+    general, operand = _TYPES[precision]
+    multiplied = {weight.name for op in ops if op.op_type in PRODUCTS | CONVOLUTIONS for weight in op.weights}
+
+    def retype(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+        types = (
+            (tensor, operand if tensor.name in multiplied and len(tensor.shape) > 1 else general) for tensor in tensors
+        )
+        return tuple(replace(tensor, dtype=dtype) if tensor.dtype in _CHANGED else tensor for tensor, dtype in types)
+
+    changed = (replace(op, inputs=retype(op.inputs), outputs=retype(op.outputs)) for op in ops)
+    inputs, outputs = retype(graph.inputs), retype(graph.outputs)
+    return replace(graph, ops=tuple(changed), inputs=inputs, outputs=outputs, weights=retype(graph.weights))
+
+
+def _join_attention(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    """Return the ops with each attention joined to a single op that reads all outside inputs of its ops."""
+    joined: dict[int, Op] = {}
+    inside: set[int] = set()
+    for last, group in NodeGroups(ops, fused=False, narrow=True).attention.items():
+        outputs = {tensor.name for place in group for tensor in ops[place].outputs}
+        inputs = {t.name: t for place in sorted(group) for t in ops[place].inputs if t.name not in outputs}
+        joined[last] = replace(ops[last], inputs=tuple(inputs.values()))
+        inside.update(group)
+    return tuple(joined.get(place, op) for place, op in enumerate(ops) if place not in inside or place in joined)
 
 
 class ModelMemory:

@@ -23,7 +23,7 @@ from gpuprof.domain.map_sources import describe_sources
 from gpuprof.errors import DISTRIBUTION, GpuprofError, InputError
 from gpuprof.estimators.builtin import make_estimator, read_premise
 from gpuprof.estimators.queueing.queueing import BatchQueue
-from gpuprof.estimators.services import name_services
+from gpuprof.estimators.wrappers import name_services
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.lab.publications import build_database
 from gpuprof.lab.simulation import Traffic, simulate_service

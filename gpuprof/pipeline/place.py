@@ -16,7 +16,7 @@ from gpuprof.domain.estimate import Figure
 from gpuprof.domain.map_file import write_map
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InfeasibleError, InputError
-from gpuprof.estimators.interval_end import IntervalEndEstimator
+from gpuprof.estimators.wrappers import IntervalEndEstimator
 from gpuprof.export.triton_repository import (
     TritonRepository,
     describe_limits,

@@ -40,7 +40,7 @@ from gpuprof.estimators.cross_gpu.execution import Execution, parse_execution
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.measured.known_models import KnownModels
 from gpuprof.estimators.queueing.queueing import BatchQueue
-from gpuprof.estimators.services import name_services, name_tried_services
+from gpuprof.estimators.wrappers import name_services, name_tried_services
 from gpuprof.graph.file import read_onnx
 from gpuprof.graph.load import read_fixed_batch
 from gpuprof.graph.served_interface import find_uncarried

@@ -114,7 +114,7 @@ def _restore_estimator(
     """Return an estimator of a map's services, and the database's records of their successful and failed runs."""
     from gpuprof.estimators.builtin import DEFAULT
     from gpuprof.estimators.cross_gpu.execution import parse_execution
-    from gpuprof.estimators.services import name_services, name_tried_services
+    from gpuprof.estimators.wrappers import name_services, name_tried_services
     from gpuprof.pipeline.devices import make_database_estimator, make_named_estimator
     from gpuprof.pipeline.problem import collect_tried_runs
     from gpuprof.rules.merged_estimate import estimate_merged
@@ -268,7 +268,7 @@ def _collect_tried(deployment: DeploymentMap, base: Path, database: KernelDb | N
     """Return a database's records of successful and failed runs of a map's services."""
     from gpuprof.domain.estimate import NOTHING_TRIED
     from gpuprof.estimators.measured.known_models import KnownModels
-    from gpuprof.estimators.services import name_tried_services
+    from gpuprof.estimators.wrappers import name_tried_services
     from gpuprof.pipeline.problem import collect_tried_runs
 
     if database is None:

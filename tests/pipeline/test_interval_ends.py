@@ -6,7 +6,7 @@ import pytest
 
 from gpuprof.domain.map_sources import describe_basis
 from gpuprof.domain.share import Share
-from gpuprof.estimators.interval_end import IntervalEndEstimator
+from gpuprof.estimators.wrappers import IntervalEndEstimator
 from gpuprof.pipeline.place import add_interval_ends
 from gpuprof.pipeline.problem import plan_map
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem

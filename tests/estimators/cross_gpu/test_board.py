@@ -15,7 +15,7 @@ from gpuprof.domain.mig import distinct_layouts
 from gpuprof.domain.share import Share
 from gpuprof.estimators.cross_gpu.execution import PRECISIONS, parse_execution
 from gpuprof.estimators.database import DatabaseEstimator
-from gpuprof.estimators.interval_end import IntervalEndEstimator
+from gpuprof.estimators.wrappers import IntervalEndEstimator
 from gpuprof.zoo.architecture import find_architecture
 from gpuprof.zoo.build import build
 from tests.small_models import write_model
