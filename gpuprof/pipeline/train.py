@@ -24,7 +24,7 @@ class TrainOptions(Settings):
     device: str | None = option(None, "Device that was profiled; default: the one with most data.", values="devices")
     regressors: Names = option(
         ("lasso", "kernel_ridge", "gradient_boosting", "xgboost"),
-        "Regressors to stack, separated by commas; lightgbm may be added.",
+        "Regressors to stack, separated by commas.",
     )
     db: Path | None = option(None, "Kernel database; default: GPUPROF_DB, or gpuprof-db.")
 
@@ -108,17 +108,17 @@ def train(
     what = f"fitting to {ops:,} ops of {count_of(len(data.architectures), 'architecture')}"
     model = fit_with_intervals(data, names, lambda count, total: progress(Progress(what, count, total)))
     folder = save_model(model, database_path(chosen.db), data.data_hash, data.architectures)
-    residuals = model.residuals
-    creq = {} if residuals is None else {name: interval_factor(errors) for name, errors in residuals.creq.items()}
+    factors = {quantity: interval_factor(errors) for quantity, errors in model.residuals.items()}
+    creq = [factor for quantity, factor in factors.items() if factor and quantity not in ("latency", MREQ)]
     return TrainResult(
         notes=(f"wrote {folder}",),
         device=data.device.name,
         architectures=len(data.architectures),
         ops=ops,
         points=len(data.cases),
-        latency_factor=interval_factor(residuals.latency) if residuals else None,
-        memory_factor=interval_factor(residuals.memory) if residuals else None,
-        creq_factor=max((factor for name, factor in creq.items() if factor and name != MREQ), default=None),
+        latency_factor=factors.get("latency"),
+        memory_factor=factors.get(MREQ),
+        creq_factor=max(creq, default=None),
         data_hash=data.data_hash,
         folder=folder,
     )

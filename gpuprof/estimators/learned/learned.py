@@ -9,8 +9,9 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from gpuprof.estimators.learned.features import (
     feature_matrix,
     fit_element_ns,
 )
-from gpuprof.estimators.learned.regressors import STACKED, fit_regressors, fit_requirements, predict_requirement
+from gpuprof.estimators.learned.regressors import MREQ, STACKED, fit_regressors, fit_requirements, predict_requirement
 from gpuprof.estimators.learned.training_set import (
     ModelCase,
     TrainingSet,
@@ -51,14 +52,9 @@ ALLOCATION = "allocation"
 _MOST_FOLDS = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Residuals:
-    """Errors of predictions for held-out architectures, as logarithms of measured over predicted."""
-
-    #: ``latency``, ``memory``: Architecture → its residuals.
-    latency: Mapping[str, tuple[float, ...]]
-    memory: Mapping[str, tuple[float, ...]]
-    creq: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)  #: The same by metric.
+#: Errors of predictions for held-out architectures, as logarithms of measured over predicted: by ``"latency"``,
+#: ``"memory"`` or metric of Creq, then by architecture.
+Residuals = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 class LearnedModel:
@@ -66,7 +62,7 @@ class LearnedModel:
 
     ``times``: by name, with ``"stack"``; they predict logarithms over the expected time; empty where no op was
     measured; ``memory``: None where no memory was measured; ``element_ns``: op type → time per element beyond the
-    device's rates; ``residuals``: None: no intervals; ``requirements``: regressors of Creq by metric and of Mreq, see
+    device's rates; ``residuals``: empty: no intervals; ``requirements``: regressors of Creq by metric and of Mreq, see
     `fit_requirements`.
     """
 
@@ -76,10 +72,10 @@ class LearnedModel:
         times: Mapping[str, Any],
         memory: AllocationModel | None,
         element_ns: Mapping[str, float],
-        residuals: Residuals | None = None,
-        requirements: Mapping[str, Mapping[str, Any]] | None = None,
+        residuals: Residuals = MappingProxyType({}),
+        requirements: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     ) -> None:
-        self.requirements = requirements or {}
+        self.requirements = requirements
         self.device, self.times, self.memory, self.element_ns = device, times, memory, element_ns
         self.residuals = residuals
 
@@ -91,35 +87,18 @@ class LearnedModel:
 
     def latency_ms(self, graph: ModelGraph, share: Share, regressor: str = STACK) -> float:
         """Return the sum of the ops' times: runtimes execute them one after another."""
-        return self.latencies_ms([graph], share, regressor)[0]
+        return float(self._times(graph, share, regressor).sum()) / 1e6
 
-    def latencies_ms(self, graphs: Sequence[ModelGraph], share: Share, regressor: str = STACK) -> list[float]:
-        """Return the latencies of several graphs, or of a graph at several batch sizes, in little more
-        time than for one.
-        """
-        return [float(times.sum()) / 1e6 for times in self._times(graphs, share, regressor)]
-
-    def _times(self, graphs: Sequence[ModelGraph], share: Share, regressor: str) -> list[Array]:
-        """Return the time of each op of each graph; 0 for ops that ONNX Runtime's optimizer ties to another op."""
-        index: dict[Hashable, int] = {}
-        distinct: list[OpFacts] = []
-        executions = [_execution(graph) for graph in graphs]
-        places: list[list[int]] = []
-        for execution in executions:
-            for fact, kind in zip(execution.facts, execution.kinds, strict=True):
-                if index.setdefault(kind, len(index)) == len(distinct):  # equal ops are predicted once
-                    distinct.append(fact)
-            places.append([index[kind] for kind in execution.kinds])
-        if not distinct:
-            return [np.zeros(len(graph.ops)) for graph in graphs]
-        features, costs = feature_matrix(distinct, self.device, share), costs_of(distinct, self.device, share)
-        predicted = self.predicted_ns(features, costs, regressor)
-        times_by_graph = []
-        for graph, execution, place in zip(graphs, executions, places, strict=True):
-            times = np.zeros(len(graph.ops))
-            times[list(execution.positions)] = predicted[place]
-            times_by_graph.append(times)
-        return times_by_graph
+    def _times(self, graph: ModelGraph, share: Share, regressor: str) -> Array:
+        """Return the time of each op; 0 for ops that ONNX Runtime's optimizer ties to another op."""
+        times, execution = np.zeros(len(graph.ops)), _execution(graph)
+        distinct = dict(zip(execution.kinds, execution.facts, strict=True))  # equal ops are predicted once
+        if distinct:
+            features = feature_matrix([*distinct.values()], self.device, share)
+            predicted = self.predicted_ns(features, costs_of([*distinct.values()], self.device, share), regressor)
+            by_kind = dict(zip(distinct, predicted, strict=True))
+            times[list(execution.positions)] = [by_kind[kind] for kind in execution.kinds]
+        return times
 
     def memory_bytes(self, graph: ModelGraph) -> float:
         """Return the peak memory. Raises `InputError` where no memory was measured."""
@@ -129,22 +108,19 @@ class LearnedModel:
 
     def latency(self, graph: ModelGraph, share: Share) -> Figure:
         """Return the latency and its 90% interval."""
-        residuals = self.residuals.latency if self.residuals else None
-        return _with_interval(STACK, self.latency_ms(graph, share), residuals)
+        return _with_interval(STACK, self.latency_ms(graph, share), self.residuals.get("latency"))
 
     def creq_figure(self, metric: str, graph: ModelGraph) -> Figure | None:
         """Return a compute requirement in percent with its 90% interval; None where the metric was not measured."""
         if metric not in self.requirements:
             return None
         value = predict_requirement(self.requirements[metric][STACK], metric, graph, self.device)
-        residuals = self.residuals.creq.get(metric) if self.residuals else None
-        figure = _with_interval(STACK, value, residuals)
+        figure = _with_interval(STACK, value, self.residuals.get(metric))
         return figure if figure.high is None else replace(figure, high=min(100.0, figure.high))
 
     def memory_figure(self, graph: ModelGraph) -> Figure:
         """Return the peak memory and its 90% interval."""
-        residuals = self.residuals.memory if self.residuals else None
-        return _with_interval(ALLOCATION, self.memory_bytes(graph), residuals)
+        return _with_interval(ALLOCATION, self.memory_bytes(graph), self.residuals.get(MREQ))
 
 
 def fit(data: TrainingSet, names: Sequence[str] = STACKED) -> LearnedModel:
@@ -179,9 +155,7 @@ def fit_with_intervals(
     all fits.
     """
     architectures = data.architectures
-    latency: dict[str, tuple[float, ...]] = {}
-    memory: dict[str, tuple[float, ...]] = {}
-    creq: dict[str, dict[str, tuple[float, ...]]] = {}
+    residuals: dict[str, dict[str, list[float]]] = {}
     folds = [architectures[i::_MOST_FOLDS] for i in range(min(_MOST_FOLDS, len(architectures)))]
     folds = folds if len(architectures) > 1 else []
     fitted_so_far(0, len(folds) + 1)
@@ -196,28 +170,27 @@ def fit_with_intervals(
         fitted = fit(rest, names)
         for architecture in fold:
             cases = [case for case in data.cases if case.architecture == architecture]
-            latency[architecture], memory[architecture] = residuals_of(fitted, cases)
-            for metric in fitted.requirements:
-                creq.setdefault(metric, {})[architecture] = _creq_residuals(fitted, metric, cases)
-    model.residuals = Residuals(latency, memory, creq)
+            for quantity, errors in _list_residuals(fitted, cases).items():
+                residuals.setdefault(quantity, {})[architecture] = errors
+    model.residuals = residuals
     fitted_so_far(len(folds) + 1, len(folds) + 1)
     return model
 
 
-def residuals_of(model: LearnedModel, cases: Sequence[ModelCase]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return log(measured / predicted) of the latencies and of the memories of ``cases``."""
-    timed = cases if model.times else ()
-    latency = tuple(math.log(case.latency_ms / model.latency_ms(case.graph, case.share)) for case in timed)
-    memory = tuple(math.log(case.memory_bytes / model.memory_bytes(case.graph)) for case in cases if case.memory_bytes)
-    return latency, memory
-
-
-def _creq_residuals(model: LearnedModel, metric: str, cases: Sequence[ModelCase]) -> tuple[float, ...]:
-    stack = model.requirements[metric][STACK]
-    pairs = [(case, case.requirements[metric]) for case in cases if metric in case.requirements]
-    return tuple(
-        math.log(measured / predict_requirement(stack, metric, case.graph, model.device)) for case, measured in pairs
-    )
+def _list_residuals(model: LearnedModel, cases: Sequence[ModelCase]) -> dict[str, list[float]]:
+    """Return log(measured / predicted) of ``cases`` by quantity."""
+    residuals: dict[str, list[float]] = {}
+    for case in cases:
+        pairs = [("latency", case.latency_ms, model.latency_ms(case.graph, case.share))] if model.times else []
+        if case.memory_bytes:
+            pairs.append((MREQ, case.memory_bytes, model.memory_bytes(case.graph)))
+        for metric in model.requirements.keys() & case.requirements.keys() - {MREQ}:
+            stack = model.requirements[metric][STACK]
+            predicted = predict_requirement(stack, metric, case.graph, model.device)
+            pairs.append((metric, case.requirements[metric], predicted))
+        for quantity, measured, predicted in pairs:
+            residuals.setdefault(quantity, []).append(math.log(measured / predicted))
+    return residuals
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +229,7 @@ def _with_interval(source: str, value: float, residuals: Mapping[str, Sequence[f
     return Figure(value, source) if factor is None else Figure(value, source, value / factor, value * factor)
 
 
-SCHEMA = "gpuprof.learned/4"
+SCHEMA = "gpuprof.learned/5"
 _FOLDER = ".trained"  # hidden, so that the database does not read it as a run
 _MANIFEST, _REGRESSORS = "manifest.json", "regressors.skops"
 _MAX_BYTES = 512 * 2**20
@@ -266,8 +239,6 @@ _TRUSTED = frozenset(
         "gpuprof.estimators.learned.regressors.SampledKernelRidge",
         "xgboost.core.Booster",
         "xgboost.sklearn.XGBRegressor",
-        "lightgbm.basic.Booster",
-        "lightgbm.sklearn.LGBMRegressor",
         "sklearn.tree._tree.Tree",
         "sklearn.utils._bunch.Bunch",
         "collections.OrderedDict",
@@ -288,7 +259,6 @@ def save_model(model: LearnedModel, database: Path, data_hash: str, architecture
     """
     stacks = {name: regressors[STACK] for name, regressors in model.requirements.items()}
     content = _skops().dumps({"times": model.times.get(STACK), "requirements": stacks})
-    residuals = model.residuals or Residuals({}, {})
     manifest = {
         "schema": SCHEMA,
         "device": model.device.name,
@@ -299,7 +269,7 @@ def save_model(model: LearnedModel, database: Path, data_hash: str, architecture
         "rates": _rates(model.device),
         "element_ns": dict(model.element_ns),
         "allocation": None if model.memory is None else list(model.memory.coefficients),
-        "residuals": asdict(residuals),
+        "residuals": model.residuals,
     }
     folder = folder_of(database, model.device.name)
     with refuse_unwritable(folder):
@@ -332,22 +302,12 @@ def load_model(database: Path, device: Device, data_hash: str | None = None) -> 
     if hashlib.sha256(content).hexdigest() != manifest.get("regressors_sha256"):
         raise InputError(f"{folder / _REGRESSORS} is not what was trained", "gpuprof train again")
     fitted = _regressors(content, folder)
-    stored = manifest["residuals"]
-    residuals = Residuals(
-        _read_residuals(stored["latency"]),
-        _read_residuals(stored["memory"]),
-        {metric: _read_residuals(values) for metric, values in stored["creq"].items()},
-    )
     coefficients = manifest["allocation"]
     memory = None if coefficients is None else AllocationModel(tuple(map(float, coefficients)))
     element_ns = {op_type: float(value) for op_type, value in manifest["element_ns"].items()}
     times = {} if fitted["times"] is None else {STACK: fitted["times"]}
     requirements = {name: {STACK: stack} for name, stack in fitted["requirements"].items()}
-    return LearnedModel(device, times, memory, element_ns, residuals, requirements)
-
-
-def _read_residuals(values: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:
-    return {architecture: tuple(errors) for architecture, errors in values.items()}
+    return LearnedModel(device, times, memory, element_ns, manifest["residuals"], requirements)
 
 
 def _regressors(content: bytes, folder: Path) -> dict[str, Any]:

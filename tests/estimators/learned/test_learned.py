@@ -125,13 +125,8 @@ def test_ops_that_the_runtime_fuses_cost_nothing_by_themselves(
     model: LearnedModel, world: tuple[Path, TrainingSet]
 ) -> None:
     case = world[1].cases[0]
-    (times,) = model._times([case.graph], case.share, STACK)
+    times = model._times(case.graph, case.share, STACK)
     assert all((time == 0.0) == (op.op_type == "Relu") for time, op in zip(times, case.graph.ops, strict=True))
-
-
-def test_many_graphs_at_once_are_predicted_as_one_by_one(model: LearnedModel, world: tuple[Path, TrainingSet]) -> None:
-    graphs = [case.graph for case in world[1].cases[:5]]
-    assert model.latencies_ms(graphs, Share()) == pytest.approx([model.latency_ms(graph, Share()) for graph in graphs])
 
 
 def test_intervals_hold_what_was_measured(model: LearnedModel, world: tuple[Path, TrainingSet]) -> None:
