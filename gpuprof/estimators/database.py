@@ -106,7 +106,7 @@ class DatabaseEstimator:
     @property
     def models(self) -> tuple[str, ...]:
         """Names of the models in the database, sorted."""
-        return self.known.names
+        return tuple(sorted(self.known.measured))
 
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1

@@ -21,7 +21,6 @@ from gpuprof.estimators.conformal import ENOUGH_MODELS, LEVEL, quantile
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode, host_seconds, list_kernels
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.learned.features import (
-    OpCostRow,
     OpFacts,
     facts_of_op,
     facts_of_row,
@@ -32,35 +31,8 @@ from gpuprof.estimators.measured.known_models import padding_of
 from gpuprof.estimators.memory import peak_activation_bytes, workspace_bytes
 from gpuprof.estimators.roofline import GraphWork, op_times_s, roofline_ms, unknown_ms, work_of
 from gpuprof.kernel_db.records import read_records
+from gpuprof.kernel_db.schema import KernelRow, OpRow
 from gpuprof.kernel_db.store import KernelDb
-
-
-@dataclass(frozen=True, slots=True)
-class KernelTime:
-    """Columns of the table ``kernels``: a single execution of a kernel of an op."""
-
-    run_id: str
-    repeat: int
-    position: int
-    op_signature: str | None
-    op_name: str | None
-    name: str
-    duration_ns: int | None
-    achieved_occupancy_pct: float | None
-    launch_occupancy_pct: float | None
-    theoretical_occupancy_pct: float | None
-    grid_x: int | None
-    grid_y: int | None
-    grid_z: int | None
-    block_x: int | None
-    block_y: int | None
-    block_z: int | None
-    registers_per_thread: int | None
-    static_shared_bytes: int | None
-    dynamic_shared_bytes: int | None
-    runtime: str | None
-    execution: str | None
-    precision: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +96,10 @@ class KernelTable:
 def read_kernel_table(db: KernelDb, device: Device) -> KernelTable:
     """Return the kernels measured on the whole of ``device``."""
     where = {"device": device.name, "sm_share_pct": 100.0, "mig_profile": None}
-    ops = read_records(db, OpCostRow, where, table="ops")
+    ops = read_records(db, OpRow, where)
     facts = {row.signature: facts_of_row(row) for row in ops}
-    groups: dict[str, dict[tuple[str, int, str | None], list[KernelTime]]] = {}
-    for row in comparable_rows(read_records(db, KernelTime, where, table="kernels")):
+    groups: dict[str, dict[tuple[str, int, str | None], list[KernelRow]]] = {}
+    for row in comparable_rows(read_records(db, KernelRow, where)):
         if row.op_signature is not None and row.duration_ns is not None:
             execution = (row.run_id, row.repeat, row.op_name)
             groups.setdefault(row.op_signature, {}).setdefault(execution, []).append(row)
@@ -135,7 +107,7 @@ def read_kernel_table(db: KernelDb, device: Device) -> KernelTable:
     return KernelTable(device, typical, facts)
 
 
-def _typical(executions: Sequence[Sequence[KernelTime]], device: Device) -> tuple[Kernel, ...]:
+def _typical(executions: Sequence[Sequence[KernelRow]], device: Device) -> tuple[Kernel, ...]:
     """Return the kernels of executions with the typical number of launches, as medians over them."""
     ordered = [sorted(rows, key=lambda row: row.position) for rows in executions]
     count = int(median(len(rows) for rows in ordered))
@@ -153,7 +125,7 @@ def _typical(executions: Sequence[Sequence[KernelTime]], device: Device) -> tupl
     )
 
 
-def _compute_utilization(device: Device, row: KernelTime) -> float | None:
+def _compute_utilization(device: Device, row: KernelRow) -> float | None:
     """Return the SMs needed by a launch, in percent; None where the launch or the device's rules are unknown."""
     grid, block = (row.grid_x, row.grid_y, row.grid_z), (row.block_x, row.block_y, row.block_z)
     sizes = [size for size in (*grid, *block) if size is not None and size >= 1]
@@ -202,7 +174,6 @@ class ModelRequirement:
     """Latency, compute and memory requirement of a model."""
 
     latency_ms: float  #: All kernels in sequence, as runtimes launch them on one stream.
-    parallel_ms: float  #: The longest chain, where branches run at once.
     #: ``max_occupancy_pct``, ``wavg_occupancy_pct``, ``wavg_sm_util_pct``: Creq by metric, as in `profile`: the largest
     #: sum over a set of concurrent kernels, at most 100; its average over the batch, gaps between kernels included
     #: where the host launches more slowly than the device runs; the same average of the SMs that their launches need.
@@ -220,7 +191,6 @@ def require(graph: ModelGraph, table: KernelTable, *, host_ms: float = 0.0) -> M
     sets = concurrent_sets(launches)
     return ModelRequirement(
         latency_ms=sum(launch.kernel.duration_ns for launch in launches) / 1e6,
-        parallel_ms=max((launch.end_ns for launch in launches), default=0.0) / 1e6,
         max_occupancy_pct=max((value for value, _ in _sums(sets, "occupancy_pct")), default=None),
         wavg_occupancy_pct=_average(_sums(sets, "occupancy_pct"), 1e6 * host_ms),
         wavg_sm_util_pct=_average(_sums(sets, "sm_util_pct"), 1e6 * host_ms),

@@ -190,7 +190,7 @@ def describe_superseded(estimator: object, models: Iterable[str]) -> tuple[str, 
         f"{older + 1} different files were measured as {model}: the last one counts (measure each "
         "under a name of its own: NAME=FILE)"
         for model in models
-        if (older := estimator.known.count_superseded(model))
+        if (older := estimator.known.find_model(model).superseded)
     )
 
 
@@ -204,7 +204,7 @@ def describe_variants(estimator: object, models: Iterable[str], devices: Iterabl
     return tuple(
         f"{model} was measured on {device} by {' and by '.join(map(str, variants))}: figures are of {variants[0]} alone"
         for model, device in pairs
-        if len(variants := estimator.known.variants_of(model, device)) > 1
+        if len(variants := estimator.known.find_model(model).variants.get(device, ())) > 1
     )
 
 

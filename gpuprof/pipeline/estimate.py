@@ -214,7 +214,7 @@ def _size_models(
         if not dims:
             sized.append(name)
     remarks = [remark for name in sized if (remark := models.describe_sizes(name))]
-    return [sized_name(split_name(name)[0], models.sizes_of(name)) for name in sized], remarks
+    return [sized_name(split_name(name)[0], models.find_model(name).sizes) for name in sized], remarks
 
 
 def _find_only_batch(source: Estimator, model: str) -> int | None:

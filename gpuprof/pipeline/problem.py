@@ -314,7 +314,7 @@ def size_demands(
         whole = []
         for sizes, part in parts:
             sized_model = sized_name(model, {**dict(more), **dict(sizes)}.items())
-            whole.append((models.sizes_of(sized_model), part))
+            whole.append((models.find_model(sized_model).sizes, part))
             if demand.dims is None and (remark := models.describe_sizes(sized_model)):
                 note(remark)
         mix = str(SizeMix(tuple(whole))) if any(sizes for sizes, _ in whole) else None
@@ -328,7 +328,7 @@ def collect_tried_runs(profiled_models: KnownModels, models: Iterable[str]) -> T
     names: dict[str, list[str]] = {}
     for model in models:
         with suppress(InputError):
-            tried.append(profiled_models.tried_runs(model))
+            tried.append(profiled_models.find_model(model).tried_runs(model))
             names.setdefault(profiled_models.find_recorded_name(model), []).append(model)
 
     def list_names(recorded: str) -> list[str]:

@@ -150,7 +150,7 @@ def test_rows_of_an_older_file_under_the_same_name_do_not_count(tmp_path: Path) 
     estimator = DatabaseEstimator(db)
     assert estimator.batches("net", CPU, WHOLE) == (1,)
     assert estimator.estimate("net", CPU, 1, WHOLE).latency_ms.value == 50.0
-    assert estimator.known.count_superseded("net") == 1
+    assert estimator.known.find_model("net").superseded == 1
 
 
 @pytest.mark.parametrize(

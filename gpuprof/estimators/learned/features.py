@@ -42,22 +42,6 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class OpCostRow:
-    """Columns of the table ``ops`` that describe an op's computation."""
-
-    signature: str
-    op_type: str
-    batch: int
-    shapes: str | None
-    dtype: str | None
-    attributes: str | None
-    flops: int | None
-    bytes_read: int | None
-    bytes_written: int | None
-    weight_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class OpFacts:
     """Facts of an op that the graph and the table ``ops`` of the database share."""
 
@@ -98,7 +82,7 @@ def facts_of_op(op: Op, batch: int) -> OpFacts:
     )
 
 
-def facts_of_row(row: OpRow | OpCostRow) -> OpFacts:
+def facts_of_row(row: OpRow) -> OpFacts:
     """Return the facts of a row of the table ``ops``."""
     before, _, after = (row.shapes or "->").partition("->")
     return OpFacts(

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,6 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.learned.features import (
     FEATURES,
     KINDS,
-    OpCostRow,
     OpCosts,
     OpFacts,
     costs_of,
@@ -36,27 +35,23 @@ from gpuprof.estimators.learned.regressors import MREQ
 from gpuprof.estimators.memory import peak_activation_bytes
 from gpuprof.graph.executed_graph import find_costliest, tie_nodes
 from gpuprof.kernel_db.records import read_records
-from gpuprof.kernel_db.schema import ModelRow, model_at_dims
+from gpuprof.kernel_db.schema import ModelRow, OpRow, model_at_dims
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.runtime.optimizer import executed_nodes
 
+Array = NDArray[Any]
+Graphs = Callable[[str, int], ModelGraph | None]
+_Content = Counter[str]
+
+#: Least common part of the ops of two models of one architecture: all but a replaced head.
+_COMMON = 0.9
+
+_Row = TypeVar("_Row", OpRow, ModelRow)
+_Key = tuple[str, int, float, str | None]
 #: Position of each op with a time of its own → positions of all ops executed with it, its own included.
 Groups = Mapping[int, tuple[int, ...]]
 
 _FUSED_INTO = "fused into "
-
-
-class OpTiming(Protocol):
-    """Columns of the table ``ops`` that show which ops were executed together."""
-
-    @property
-    def name(self) -> str: ...  # noqa: D102 - see `gpuprof.kernel_db.schema.OpRow`
-
-    @property
-    def duration_p50_ns(self) -> int | None: ...  # noqa: D102
-
-    @property
-    def note(self) -> str | None: ...  # noqa: D102
 
 
 def optimized_groups(graph: ModelGraph) -> Groups | None:
@@ -71,7 +66,7 @@ def optimized_groups(graph: ModelGraph) -> Groups | None:
     return {find_costliest(group, graph.ops): group for group in groups}
 
 
-def measured_groups(graph: ModelGraph, rows: Sequence[OpTiming]) -> Groups | None:
+def measured_groups(graph: ModelGraph, rows: Sequence[OpRow]) -> Groups | None:
     """Return the groups executed together when the rows of ``ops`` of this graph were measured.
 
     ``rows``: in the order of the graph's ops; None is returned if they belong to another graph.
@@ -115,53 +110,6 @@ def _facts(graph: ModelGraph, anchor: int, group: tuple[int, ...], maker: Mappin
         fused_functions=sum(op.op_type in KINDS["function"] for op in followers),
         fused_inputs=len(more),
     )
-
-
-Array = NDArray[Any]
-Graphs = Callable[[str, int], ModelGraph | None]
-_Content = Counter[str]
-
-#: Least common part of the ops of two models of one architecture: all but a replaced head.
-_COMMON = 0.9
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredOp(OpCostRow):
-    """Columns of the table ``ops`` used for fitting the regressors."""
-
-    run_id: str
-    model: str
-    sm_share_pct: float
-    mig_profile: str | None
-    position: int
-    name: str
-    note: str | None
-    duration_p50_ns: int | None
-    runtime: str | None
-    execution: str | None
-    precision: str | None
-    dims: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredCase:
-    """A model at a batch size and the sizes ``dims`` under a share, with its latency in ms."""
-
-    run_id: str
-    model: str
-    batch: int
-    sm_share_pct: float
-    mig_profile: str | None
-    latency: float
-    memory_peak_bytes: int | None
-    max_occupancy_pct: float | None
-    wavg_occupancy_pct: float | None
-    wavg_sm_util_pct: float | None
-    dims: str | None = None
-
-
-_Row = TypeVar("_Row", MeasuredOp, MeasuredCase)
-_Key = tuple[str, int, float, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +158,9 @@ def load_training_set(db: KernelDb, device: Device, graphs: Graphs) -> TrainingS
     Raises `InputError` when neither ops nor Creq were measured on the device, or no measured model has its file.
     ``graphs``: name of a model in the database and batch size → its graph, None where the file is gone.
     """
-    rows = _last(comparable_rows(read_records(db, MeasuredOp, {"device": device.name}, table="ops")))
-    models = _last(_measured_cases(db, device))
+    rows = _last(comparable_rows(read_records(db, OpRow, {"device": device.name})))
+    measured = comparable_rows(read_records(db, ModelRow, {"device": device.name, "processes": 1}))
+    models = _last([row for row in measured if _latency_ms(row) and row.error is None])
     if not models or not (rows or any(row.wavg_occupancy_pct is not None for row in models)):
         raise InputError(f"no ops were measured on {device.name}", "gpuprof profile MODEL.onnx on that device")
     by_case = _group_by_case(rows)
@@ -264,7 +213,7 @@ class _TimedOp:
         return self.model, str(self.share), self.signature, *fusion
 
 
-def _select_timed(rows: Sequence[MeasuredOp], graph: ModelGraph | None) -> list[_TimedOp]:
+def _select_timed(rows: Sequence[OpRow], graph: ModelGraph | None) -> list[_TimedOp]:
     """Return the timed ops of a workload; fused ops are known where the graph is available."""
     groups = measured_groups(graph, rows) if graph is not None else None
     facts = dict(zip(groups, group_facts(graph, groups), strict=True)) if graph is not None and groups else {}
@@ -302,7 +251,7 @@ def _op_times(timed: Sequence[_TimedOp], device: Device) -> OpTimes:
     )
 
 
-def _case(row: MeasuredCase, device: Device, graphs: Graphs) -> ModelCase | None:
+def _case(row: ModelRow, device: Device, graphs: Graphs) -> ModelCase | None:
     graph = graphs(*_key(row)[:2])
     if graph is None:
         return None
@@ -315,18 +264,12 @@ def _case(row: MeasuredCase, device: Device, graphs: Graphs) -> ModelCase | None
         MREQ: row.memory_peak_bytes,
     }
     requirements = {name: float(value) for name, value in columns.items() if value and share == Share()}
-    return ModelCase(graph, share, row.latency, row.memory_peak_bytes, least, graph.name, requirements)
+    latency_ms = _latency_ms(row) or 0.0
+    return ModelCase(graph, share, latency_ms, row.memory_peak_bytes, least, graph.name, requirements)
 
 
-def _measured_cases(db: KernelDb, device: Device) -> list[MeasuredCase]:
-    cases = []
-    for row in comparable_rows(read_records(db, ModelRow, {"device": device.name, "processes": 1})):
-        latency = row.latency_p50_ms if row.latency_p50_ms is not None else row.latency_mean_ms
-        if latency and row.error is None:
-            where = (row.run_id, row.model, row.batch, row.sm_share_pct, row.mig_profile)
-            creq = (row.max_occupancy_pct, row.wavg_occupancy_pct, row.wavg_sm_util_pct)
-            cases.append(MeasuredCase(*where, latency, row.memory_peak_bytes, *creq, row.dims))
-    return cases
+def _latency_ms(row: ModelRow) -> float | None:
+    return row.latency_mean_ms if row.latency_p50_ms is None else row.latency_p50_ms
 
 
 def _last(rows: Sequence[_Row]) -> list[_Row]:
@@ -338,35 +281,28 @@ def _last(rows: Sequence[_Row]) -> list[_Row]:
     return [row for row in rows if row.run_id == last[_key(row)]]
 
 
-def _key(row: MeasuredOp | MeasuredCase) -> _Key:
+def _key(row: OpRow | ModelRow) -> _Key:
     return model_at_dims(row.model, row.dims), row.batch, row.sm_share_pct, row.mig_profile
 
 
-def _group_by_case(rows: Sequence[MeasuredOp]) -> dict[_Key, list[MeasuredOp]]:
-    groups: dict[_Key, list[MeasuredOp]] = {}
+def _group_by_case(rows: Sequence[OpRow]) -> dict[_Key, list[OpRow]]:
+    groups: dict[_Key, list[OpRow]] = {}
     for row in sorted(rows, key=lambda row: row.position):
         groups.setdefault(_key(row), []).append(row)
     return groups
 
 
-def _hash(rows: Sequence[MeasuredOp | MeasuredCase]) -> str:
+def _hash(rows: Sequence[OpRow | ModelRow]) -> str:
     """Return the hash of rows, independent of their order."""
     lines = sorted(json.dumps(asdict(row), sort_keys=True, default=str) for row in rows)
     return hashlib.sha256("\n".join([",".join(FEATURES), *lines]).encode()).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class _ModelFile:
-    run_id: str
-    model: str
-    model_path: str | None
 
 
 def database_graphs(db: KernelDb) -> Graphs:
     """Return a reader of the graphs of the database's models, at sizes or not, by their recorded paths."""
     from gpuprof.graph.load import load_graph
 
-    table = sorted(read_records(db, _ModelFile, table="models"), key=lambda row: row.run_id)
+    table = sorted(read_records(db, ModelRow), key=lambda row: row.run_id)
     paths = {row.model: row.model_path for row in table if row.model_path}
 
     def graph(model: str, batch: int) -> ModelGraph | None:

@@ -8,9 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import NOTHING_TRIED, TriedRuns, Workload
+from gpuprof.domain.estimate import NOTHING_TRIED, Workload
 from gpuprof.domain.model import ModelGraph
-from gpuprof.domain.runtime_variant import SERVED_BY, Padding, RuntimeVariant, rank_variants
+from gpuprof.domain.runtime_variant import SERVED_BY, Padding, rank_variants
 from gpuprof.domain.sizes import Sizes, describe_sizes, sized_name, split_name
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.estimators.measured.failures import read_groups, require_no_failed_group, require_no_failure
@@ -51,11 +51,6 @@ class KnownModels:
         self._works: dict[str, WorkByBatch | None] = {}
         self._only_batches: dict[str, int | None] = {}
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the models in the database, sorted."""
-        return tuple(sorted(self.measured))
-
     def has_measured(self, model: str) -> bool:
         """Return whether the database holds a model of this name, at any sizes."""
         return split_name(model)[0] in self._sized
@@ -64,14 +59,6 @@ class KnownModels:
         """Return whether ``model`` was measured, or its file is at hand."""
         name, _ = split_name(model)
         return name in self._sized or name in self._graphs or _is_path(name)
-
-    def count_superseded(self, model: str) -> int:
-        """Return the number of older files measured under the name of ``model``, whose figures are ignored."""
-        return self.find_model(model).superseded
-
-    def variants_of(self, model: str, device: str) -> tuple[RuntimeVariant, ...]:
-        """Return the execution variants of ``model`` measured on ``device``; figures are of the first alone."""
-        return self.find_model(model).variants.get(device, ())
 
     def list_dims(self, model: str) -> tuple[str, ...]:
         """Return the names of the free dimensions of ``model`` except its batch: of its file, else as measured.
@@ -94,17 +81,10 @@ class KnownModels:
                     raise  # without measurements there is no other source
         return tuple(dict.fromkeys(dim for sizes in by_sizes for dim, _ in sizes))
 
-    def sizes_of(self, model: str) -> Sizes:
-        """Return the sizes of the free dimensions behind the figures of ``model``; empty where unknown.
-
-        Raises `InputError` when the model is unknown, or the sizes are ambiguous.
-        """
-        return self.find_model(model).sizes
-
     def describe_sizes(self, model: str) -> str | None:
         """Return a remark on sizes omitted from ``model``, with the option to set them; None: there are none.
 
-        Raises `InputError` as `sizes_of` does.
+        Raises `InputError` when the model is unknown, or the sizes are ambiguous.
         """
         from gpuprof.graph.load import explain_numbered_names
 
@@ -126,10 +106,6 @@ class KnownModels:
         """Return the op types of ``model`` of unknown cost; empty where its file is missing."""
         work = self.read_work(self.find_model(model))
         return () if work is None else work.smallest.unknown_ops
-
-    def tried_runs(self, model: str) -> TriedRuns:
-        """Return the measured and the failed runs of ``model``, on any device."""
-        return self.find_model(model).tried_runs(model)
 
     def find_recorded_name(self, model: str) -> str:
         """Return the database's name for ``model`` at its sizes; unchanged where the database lacks it."""

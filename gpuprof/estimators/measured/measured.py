@@ -15,7 +15,7 @@ from gpuprof.domain.sizes import Sizes, describe_sizes, interpolate_sizes, sized
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.comparison import pool_variances, predict_next_run
 from gpuprof.kernel_db.records import read_records
-from gpuprof.kernel_db.schema import model_at_dims
+from gpuprof.kernel_db.schema import ModelRow, model_at_dims
 from gpuprof.kernel_db.store import KernelDb
 
 CREQ_METRICS = {
@@ -24,49 +24,6 @@ CREQ_METRICS = {
     "wavg_sm_util": "wavg_sm_util_pct",
 }
 _FIGURES = ("client_sms", "memory_peak_bytes", "power_w", "l2_pct", "dram_pct", *CREQ_METRICS.values())
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredRow:
-    """Columns of the table ``models`` used by estimates."""
-
-    run_id: str
-    model: str
-    device: str
-    batch: int
-    sm_share_pct: float
-    mig_profile: str | None
-    processes: int
-    model_sha256: str | None
-    model_path: str | None
-    stable: bool | None
-    repeats: int | None
-    latency_mean_ms: float | None
-    latency_std_ms: float | None
-    latency_p50_ms: float | None
-    latency_p50_low_ms: float | None
-    latency_p50_high_ms: float | None
-    latency_paused_mean_ms: float | None
-    latency_paused_std_ms: float | None
-    client_sms: int | None
-    memory_peak_bytes: int | None
-    weight_bytes: int | None
-    power_w: float | None
-    max_occupancy_pct: float | None
-    wavg_occupancy_pct: float | None
-    wavg_sm_util_pct: float | None
-    l2_pct: float | None
-    dram_pct: float | None
-    runtime: str | None
-    execution: str | None
-    precision: str | None
-    error: str | None
-    dims: str | None
-
-    @property
-    def name(self) -> str:
-        """The model's name with the measured sizes."""
-        return model_at_dims(self.model, self.dims)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +139,7 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
     workload is recorded as failed unless it was measured later or in the same run.
     """
     # Run ids begin with the time of their start (`new_run_id`): the last row of a workload is the newest.
-    rows = sorted(read_records(db, MeasuredRow, table="models"), key=lambda row: row.run_id)
+    rows = sorted(read_records(db, ModelRow), key=lambda row: row.run_id)
     latest = {row.model: row.model_sha256 for row in rows if row.model_sha256}
     superseded = {
         model: len({row.model_sha256 for row in rows if row.model == model and row.model_sha256}) - 1
@@ -192,17 +149,17 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
     current = [row for row in rows if row.model_sha256 in (None, latest.get(row.model))]
     models: dict[str, MeasuredModel] = {}
     for row in current:
-        model = models.setdefault(row.name, MeasuredModel(row.name, superseded=superseded.get(row.model, 0)))
+        model = models.setdefault(_name(row), MeasuredModel(_name(row), superseded=superseded.get(row.model, 0)))
         model.path = row.model_path or model.path
         model.sha256 = row.model_sha256 or model.sha256
         model.weight_bytes = model.weight_bytes if row.weight_bytes is None else row.weight_bytes
     _keep_variants(models, [row for row in current if _latency(row) is not None and not row.error])
-    chosen: dict[tuple[object, ...], MeasuredRow] = {}
-    runs: dict[tuple[object, ...], list[MeasuredRow]] = {}
-    failed: dict[tuple[object, ...], MeasuredRow] = {}
+    chosen: dict[tuple[object, ...], ModelRow] = {}
+    runs: dict[tuple[object, ...], list[ModelRow]] = {}
+    failed: dict[tuple[object, ...], ModelRow] = {}
     for row in current:
-        key = (row.name, row.device, row.batch, row.sm_share_pct, row.mig_profile, row.processes)
-        variants = models[row.name].variants.get(row.device, ())[:1]
+        key = (_name(row), row.device, row.batch, row.sm_share_pct, row.mig_profile, row.processes)
+        variants = models[_name(row)].variants.get(row.device, ())[:1]
         if row.error:
             by_another = variants and row.runtime not in (None, variants[0].runtime)
             if not by_another and (key not in chosen or chosen[key].run_id != row.run_id):
@@ -221,17 +178,17 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
         if workload not in failed:
             computes = row.run_id in computed
             point = _point(row, runs[workload], latencies[workload], variances[row.device], computes)
-            models[row.name].points.setdefault(row.device, []).append(point)
+            models[_name(row)].points.setdefault(row.device, []).append(point)
     for row in failed.values():
-        models[row.name].failures.setdefault(row.device, []).append(_failure(row))
+        models[_name(row)].failures.setdefault(row.device, []).append(_failure(row))
     return models
 
 
-def _keep_variants(models: Mapping[str, MeasuredModel], rows: Iterable[MeasuredRow]) -> None:
+def _keep_variants(models: Mapping[str, MeasuredModel], rows: Iterable[ModelRow]) -> None:
     """Record the execution variants of each model on each device, the variant whose figures count first."""
     by_workload: dict[tuple[str, str], list[RuntimeVariant]] = {}
     for row in rows:
-        by_workload.setdefault((row.name, row.device), []).append(variant_of(row))
+        by_workload.setdefault((_name(row), row.device), []).append(variant_of(row))
     for (model, device), variants in by_workload.items():
         models[model].variants[device] = rank_variants(variants)
 
@@ -241,14 +198,18 @@ def shares_of(points: Iterable[Point]) -> tuple[Share, ...]:
     return tuple(sorted({point.share for point in points}, key=lambda share: (share.mig or "", share.sm_pct)))
 
 
-def _latency(row: MeasuredRow) -> float | None:
+def _name(row: ModelRow) -> str:
+    return model_at_dims(row.model, row.dims)
+
+
+def _latency(row: ModelRow) -> float | None:
     value = row.latency_mean_ms if row.latency_mean_ms is not None else row.latency_p50_ms
     return float(value) if value is not None and value > 0.0 else None
 
 
-def _failure(row: MeasuredRow) -> FailedRun:
+def _failure(row: ModelRow) -> FailedRun:
     share = Share(row.sm_share_pct, row.mig_profile)
-    return FailedRun(row.device, Workload(row.name, row.batch, share, row.processes), str(row.error))
+    return FailedRun(row.device, Workload(_name(row), row.batch, share, row.processes), str(row.error))
 
 
 def _list_computed_runs(db: KernelDb) -> frozenset[str]:
@@ -258,7 +219,7 @@ def _list_computed_runs(db: KernelDb) -> frozenset[str]:
 
 
 def _point(
-    row: MeasuredRow, runs: Sequence[MeasuredRow], latencies: Sequence[float], variance: float, computed: bool
+    row: ModelRow, runs: Sequence[ModelRow], latencies: Sequence[float], variance: float, computed: bool
 ) -> Point:
     """Return the point of a row.
 
@@ -295,7 +256,7 @@ def _point(
     )
 
 
-def _after_pause(row: MeasuredRow, latency: float, cv: float) -> tuple[float, float]:
+def _after_pause(row: ModelRow, latency: float, cv: float) -> tuple[float, float]:
     paused, std = row.latency_paused_mean_ms, row.latency_paused_std_ms
     if not paused or std is None:
         return 1.0, cv

@@ -88,7 +88,7 @@ def test_where_one_size_was_measured_it_is_taken_and_said(tmp_path: Path, rows: 
     assert estimator.estimate("text", CPU, 1, WHOLE).latency_ms.value == pytest.approx(1.64)
     assert estimator.known.describe_sizes("text") == "text: seq=64 as it was measured; another size: --dim seq=SIZE"
     assert estimator.known.describe_sizes("text[seq=64]") is None
-    assert estimator.known.sizes_of("text") == (("seq", 64),)
+    assert estimator.known.find_model("text").sizes == (("seq", 64),)
 
 
 def test_rows_of_older_databases_are_of_the_usual_size(tmp_path: Path, rows: list[ModelRow]) -> None:
@@ -116,7 +116,10 @@ def test_what_failed_at_a_size_is_ruled_out_at_larger_ones(tmp_path: Path, rows:
     with pytest.raises(InputError, match="out of memory"):
         estimator.estimate("text[seq=1024]", CPU, 4, WHOLE)
     assert estimator.estimate("text[seq=256]", CPU, 4, WHOLE).latency_ms.source == MEASURED
-    assert estimator.known.tried_runs("text[seq=1024]").failed[0].workload.model == "text[seq=1024]"
+    assert (
+        estimator.known.find_model("text[seq=1024]").tried_runs("text[seq=1024]").failed[0].workload.model
+        == "text[seq=1024]"
+    )
 
 
 def test_what_ran_beside_a_size_is_found_by_it(tmp_path: Path, rows: list[ModelRow]) -> None:
