@@ -153,10 +153,6 @@ _LEAST_CONFIGURATIONS = 5
 #: Least fraction of the highest clock that is treated as the highest: clocks are means of samples.
 _SAME_CLOCK = 0.99
 _IMPORTED = "import:igniter"
-#: Bandwidth to the host where not measured: iGniter's 10 GB/s of a V100 on PCIe 3.0 x16, doubled with each generation;
-#: generations by their least compute capability.
-_PCIE_3_BYTES_PER_MS = 1e7
-_PCIE_GENERATIONS = ((9.0, 5), (8.0, 4), (7.0, 3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,27 +231,23 @@ def imported_profile(db: KernelDb, device: Device) -> tuple[HardwareProfile, dic
 
 def _read_pcie_bytes_per_ms(db: KernelDb, device: Device) -> float:
     """Return the measured bandwidth of copies: the models' own copies, in timelines, before a benchmark's."""
-    rows = read_records(db, DeviceRow, {"device": device.name})
-    links = [(row.run_id, row.pcie_bytes_per_s, row.dram_bytes_per_s) for row in rows if row.pcie_bytes_per_s]
-    if links:
-        # Rows of a device benchmark also have the memory's bandwidth.
-        of_models = [rate for _, rate, dram in links if dram is None]
-        latest = max(links, key=lambda link: link[0])[1]
-        return float(median(of_models) if of_models else latest) / 1000.0
-    generation = next((g for least, g in _PCIE_GENERATIONS if float(device.compute_capability or 0) >= least), None)
-    if generation is None:
+    rows = [row for row in read_records(db, DeviceRow, {"device": device.name}) if row.pcie_bytes_per_s]
+    if not rows:
         raise InputError(f"the bandwidth between host and {device.name} was not measured", "gpuprof profile --igniter")
-    return _PCIE_3_BYTES_PER_MS * 2.0 ** (generation - 3)
+    # Rows of a device benchmark also have the memory's bandwidth.
+    of_models = [row for row in rows if row.dram_bytes_per_s is None]
+    latest = max(rows, key=lambda row: row.run_id)
+    return float(median(row.pcie_bytes_per_s or 0.0 for row in of_models or [latest])) / 1000.0
 
 
 def _read_complete_row(row: ModelRow) -> _SoloMeasurement | None:
-    measurement = _read_figures(row)
-    if measurement is None or measurement.dispatch_ms is None or row.error is not None:
+    figures = _read_figures(row)
+    if figures is None or figures.dispatch_ms is None or row.error is not None:
         return None
     if row.kernel_count is None or row.h2d_bytes is None or row.d2h_bytes is None:
         return None
-    figures = measurement.latency_ms, measurement.power_w, measurement.clock_mhz, measurement.dispatch_ms
-    return _SoloMeasurement(*figures, row, row.kernel_count, row.h2d_bytes, row.d2h_bytes)
+    measured = figures.latency_ms, figures.power_w, figures.clock_mhz, figures.dispatch_ms
+    return _SoloMeasurement(*measured, row, row.kernel_count, row.h2d_bytes, row.d2h_bytes)
 
 
 def _read_figures(row: ModelRow | ColocationRow) -> _MeasuredWorkload | None:
@@ -281,11 +273,13 @@ def _collect_copies(alone: _SoloMeasurement, beside: Sequence[ColocationRow]) ->
 def _make_hardware_profile(
     device: Device, rows: Sequence[_SoloMeasurement], beside: Sequence[ColocationRow], pcie: float
 ) -> HardwareProfile:
-    copies, kernels = max(
-        ((_collect_copies(row, beside), row.kernels) for row in rows), key=lambda pair: _count_known(pair[0])
-    )
+    best: tuple[dict[int, _MeasuredWorkload], dict[int, float]] = {}, {}
+    for row in rows:  # the model with the known gap of most numbers of copies
+        copies = _collect_copies(row, beside)
+        gaps = {n: copy.dispatch_ms / row.kernels for n, copy in copies.items() if copy.dispatch_ms is not None}
+        best = (copies, gaps) if len(gaps) > len(best[1]) else best
+    copies, delays_ms = best
     counts = range(1, len(copies) + 1)
-    delays_ms = {count: copy.dispatch_ms / kernels for count, copy in copies.items() if copy.dispatch_ms is not None}
     idle = next((row.row.idle_power_w for row in rows if row.row.idle_power_w is not None), None)
     if len(delays_ms) < 3 or sorted(copies) != list(counts) or idle is None or device.max_power_w is None:
         raise InputError(
@@ -296,7 +290,7 @@ def _make_hardware_profile(
         )
     return HardwareProfile(
         device.max_power_w,
-        _find_highest_clock(rows),
+        max(row.clock_mhz for row in rows),  # below its limits: some GPUs never reach the clock of their data sheet
         float(idle),
         pcie,
         tuple(copies[count].power_w for count in counts),
@@ -305,22 +299,12 @@ def _make_hardware_profile(
     )
 
 
-def _count_known(copies: Mapping[int, _MeasuredWorkload]) -> int:
-    """Return the number of counts of copies with a known gap, the criterion for the fitted model."""
-    return sum(copy.dispatch_ms is not None for copy in copies.values())
-
-
 def _list_counts(counts: Iterable[int]) -> str:
     return f"{', '.join(map(str, sorted(counts))) or 'no'} copies"
 
 
-def _find_highest_clock(rows: Sequence[_MeasuredWorkload]) -> float:
-    """Return the GPU's clock below its limits: some GPUs never reach the clock of their data sheet."""
-    return max(row.clock_mhz for row in rows)
-
-
 def _snap_clock(clock_mhz: float, rows: Sequence[_MeasuredWorkload]) -> float:
-    highest = _find_highest_clock(rows)
+    highest = max(row.clock_mhz for row in rows)
     return highest if clock_mhz >= _SAME_CLOCK * highest else clock_mhz
 
 
