@@ -7,8 +7,8 @@ installation without it walks the same trees with NumPy, five to ten times slowe
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -64,26 +64,17 @@ class Forest:
         return self._run(np.ascontiguousarray(rows, dtype=np.float64))
 
 
-@dataclass(frozen=True, slots=True)
-class Forests(Mapping[str, Forest]):
+class Forests(dict[str, Forest]):
     """Forests by name, each opened on first use: an answer needs few of the shipped forests."""
 
-    contents: Mapping[str, bytes]
-    _opened: dict[str, Forest] = field(default_factory=dict)
+    def __init__(self, contents: Mapping[str, bytes]) -> None:
+        super().__init__()
+        self._contents = contents
 
-    def __getitem__(self, name: str) -> Forest:
-        """Return a forest. Raises `InputError` as `Forest` does."""
-        if name not in self._opened:
-            self._opened[name] = Forest(self.contents[name], name)
-        return self._opened[name]
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield the names."""
-        return iter(self.contents)
-
-    def __len__(self) -> int:
-        """Return the number of forests."""
-        return len(self.contents)
+    def __missing__(self, name: str) -> Forest:
+        """Open a forest. Raises `InputError` as `Forest` does."""
+        self[name] = Forest(self._contents[name], name)
+        return self[name]
 
 
 def _open_session(content: bytes) -> Callable[[Array], Array]:

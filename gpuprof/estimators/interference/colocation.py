@@ -154,17 +154,18 @@ class Colocations:
             if variants.get((name, row.device), variant_of(row)) != variant_of(row):
                 continue  # another runtime than that of the model's figures alone
             if row.error is None and row.latency_mean_ms and row.solo_latency_mean_ms:
-                self._by_device.setdefault(row.device, []).append(
-                    _measured_row(row, row.latency_mean_ms, row.solo_latency_mean_ms)
-                )
+                label = workload_label(name, row.batch, row.sm_share_pct, row.mig_profile, row.processes)
+                others, times_ms = tuple(row.beside.split(" + ")), (row.latency_mean_ms, row.solo_latency_mean_ms)
+                colocation = _Row(label, others, *times_ms, row.l2_pct, row.dram_pct)
+                self._by_device.setdefault(row.device, []).append(colocation)
         self._names = {
             device: {_LABELLED.sub("", label) for row in rows for label in (row.label, *row.others)}
             for device, rows in self._by_device.items()
         }
         self._slowdowns: dict[str, dict[tuple[str, tuple[str, ...]], list[float]]] = {}
         for device, rows in self._by_device.items():
-            by_set = self._slowdowns.setdefault(device, {})
             for run in rows:
+                by_set = self._slowdowns.setdefault(device, {})
                 by_set.setdefault((run.label, tuple(sorted(run.others))), []).append(run.latency_ms / run.solo_ms)
         self._ranked: dict[str, tuple[RankedModel, ...]] = {}
         self._ranges: dict[str, SeenRange | None] = {}
@@ -194,7 +195,8 @@ class Colocations:
                 beyond = () if seen_range is None else seen_range.list_beyond(victim, running)
                 if not beyond:
                     return _slow_figure(alone, factor, source, model.low, model.high)
-                source = f"{source} ({BEYOND_SEEN}: {_describe_beyond(beyond)})"
+                more = "" if len(beyond) == 1 else f" and {len(beyond) - 1} more"
+                source = f"{source} ({BEYOND_SEEN}: {beyond[0]}{more})"
                 return _slow_figure(alone, factor, source, model.low**_BEYOND, model.high**_BEYOND)
         return _widen_unknown(alone)
 
@@ -277,10 +279,6 @@ class Colocations:
         )
 
 
-def _describe_beyond(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-
-
 def _widen_unknown(alone: Figure) -> Figure:
     """Return a latency beside neighbours of unknown effect."""
     low = alone.value if alone.low is None else alone.low
@@ -297,14 +295,3 @@ def _slow_figure(alone: Figure, factor: float, source: str, low: float = 1.0, hi
 def _label(workload: Workload) -> str:
     share = workload.share
     return workload_label(workload.model, workload.batch, share.sm_pct, share.mig, workload.processes)
-
-
-def _measured_row(row: ColocationRow, latency_ms: float, solo_ms: float) -> _Row:
-    return _Row(
-        workload_label(model_at_dims(row.model, row.dims), row.batch, row.sm_share_pct, row.mig_profile, row.processes),
-        tuple(row.beside.split(" + ")),
-        latency_ms,
-        solo_ms,
-        row.l2_pct,
-        row.dram_pct,
-    )
