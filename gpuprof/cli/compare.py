@@ -85,16 +85,10 @@ class PolicyListOptions(Settings):
 
     def names(self) -> list[str] | None:
         """Return the names of the policies, None for all. Raises `InputError` when none is named."""
-        names = [name.strip() for name in self.policies.split(",") if name.strip()]
+        names = list(dict.fromkeys(name.strip() for name in self.policies.split(",") if name.strip()))
         if not names:
             raise InputError(f"--policies names no policy: {self.policies!r}", "name some, as in ffd,optimal, or all")
-        if names == ["all"]:
-            return None
-        if "all" in names:
-            raise InputError(f"--policies {self.policies} names policies beside all", "leave the others out, or all")
-        if len(set(names)) < len(names):
-            raise InputError(f"--policies {self.policies} names a policy twice", "name each once")
-        return names
+        return None if "all" in names else names
 
     def only_name(self) -> str:
         """Return the policy that plans for each kind of GPU. Raises `InputError` when several are named."""

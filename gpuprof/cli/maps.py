@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gpuprof.cli.options import COMPLETERS, MapFileArgument, check_output_folder
+from gpuprof.cli.options import MapFileArgument, check_output_folder
 from gpuprof.cli.output import Format, make_columns, print_json, print_rows, print_text, say_note, show_progress
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
@@ -74,7 +74,6 @@ def explain(
     model: Annotated[
         str,
         typer.Argument(
-            autocompletion=COMPLETERS["map models"],
             help="Model of the map; may stand alone, without MAP; default: its only model.",
             show_default=False,
         ),

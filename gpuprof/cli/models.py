@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gpuprof.cli.options import COMPLETERS, NetworksArgument, Verbs, output_option
+from gpuprof.cli.options import NetworksArgument, Verbs, complete_devices, output_option
 from gpuprof.cli.output import Format, make_columns, mebibytes, print_rows, say_note, show_progress
 from gpuprof.errors import InputError
 from gpuprof.pipeline.merge import MergeSettings
@@ -42,9 +42,7 @@ def list_networks(chosen: Format = Format.TABLE) -> None:
 
 @zoo.command("build", short_help="Build a network.")
 def build_network(
-    name: Annotated[
-        str, typer.Argument(autocompletion=COMPLETERS["networks"], help="Name of a network, from gpuprof zoo list.")
-    ],
+    name: Annotated[str, typer.Argument(help="Name of a network, from gpuprof zoo list.")],
     output: Output = None,
     batch: Batch = "dynamic",
     seed: Annotated[
@@ -112,7 +110,7 @@ def merge(
     output: Annotated[Path, output_option("File to write.")],
     settings: MergeSettings,
     device: Annotated[
-        str | None, typer.Option(autocompletion=COMPLETERS["devices"], help="Device that the gain is predicted for.")
+        str | None, typer.Option(autocompletion=complete_devices, help="Device that the gain is predicted for.")
     ] = "cpu",
     db: Annotated[Path | None, typer.Option(help="Kernel database that describes the device.")] = None,
     chosen: Format = Format.TABLE,

@@ -13,82 +13,51 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import annotated_types
 import typer
 from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
 from gpuprof.cli.output import Format, chosen_format
 from gpuprof.domain.file_access import describe_special_file, find_write_obstacle
-from gpuprof.domain.validation import LONGEST_S, ArgumentError, parse_duration
+from gpuprof.domain.validation import ArgumentError, parse_duration
 from gpuprof.errors import InputError
 from gpuprof.pipeline.settings import CommandLine, Settings, command_line
 
 
-def _complete(list_names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Return a completer of the last of the names that commas separate."""
-
-    def complete(incomplete: str) -> list[str]:
-        before, comma, word = incomplete.rpartition(",")
-        with suppress(Exception):  # a shell has no place to show an error
-            return [f"{before}{comma}{name}" for name in sorted(set(list_names())) if name.startswith(word)]
-        return []
-
-    return complete
+def _complete(names: Iterable[str], incomplete: str) -> list[str]:
+    """Complete the last of the names that commas separate."""
+    before, comma, word = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in sorted(set(names)) if name.startswith(word)]
 
 
-def _list_devices() -> Iterable[str]:
+def complete_devices(incomplete: str) -> list[str]:
+    """Return the devices of the catalogue."""
     from gpuprof.domain.catalogue import devices
 
-    return ["cpu", *devices()]
+    return _complete(["cpu", *devices()], incomplete)
 
 
-def _list_policies() -> Iterable[str]:
+def complete_policies(incomplete: str) -> list[str]:
+    """Return the policies, installed ones too."""
     from gpuprof.placement.policies import policy_names
 
-    return policy_names()
-
-
-def _list_networks() -> Iterable[str]:
-    from gpuprof.zoo.architecture import ARCHITECTURES
-
-    return ARCHITECTURES
-
-
-def _list_map_models() -> Iterable[str]:
-    from gpuprof.domain.map_file import read_map
-
-    return read_map(Path("map.json")).models
-
-
-def _list_measured_models() -> Iterable[str]:
-    from gpuprof.pipeline.db import list_measured_models
-
-    return (str(row["model"]) for row in list_measured_models().rows())
-
-
-#: Completers by the kind of names; ``models``: of the database.
-COMPLETERS = {
-    "devices": _complete(_list_devices),
-    "policies": _complete(_list_policies),
-    "networks": _complete(_list_networks),
-    "map models": _complete(_list_map_models),
-    "measured models": _complete(_list_measured_models),
-}
+    return _complete(policy_names(), incomplete)
 
 
 def complete_models(incomplete: str) -> list[str]:
     """Return the models of the database, ONNX files, and folders, which may hold ONNX files."""
-    folder, slash, begun = incomplete.rpartition("/")
-    names = COMPLETERS["measured models"](incomplete)
+    from gpuprof.pipeline.db import list_measured_models
+
+    names: list[str] = []
+    with suppress(Exception):  # a shell has no place to show that there is no database, or folder
+        names += _complete((str(row["model"]) for row in list_measured_models().rows()), incomplete)
     with suppress(OSError, ValueError):
-        for path in sorted(Path(f"{folder}{slash}").iterdir()):
-            if path.name.startswith(begun) and not path.name.startswith("."):
-                if path.is_dir():
-                    names.append(f"{folder}{slash}{path.name}/")
-                elif path.suffix == ".onnx":
-                    names.append(f"{folder}{slash}{path.name}")
-    return names
+        for path in sorted(Path().glob(f"{incomplete}*")):
+            names += [f"{path}/"] if path.is_dir() else [str(path)] if path.suffix == ".onnx" else []
+    return [name for name in names if not name.startswith(".")]
+
+
+_COMPLETERS = {"devices": complete_devices, "policies": complete_policies}
 
 
 MapFileArgument = Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map.")]
@@ -190,19 +159,14 @@ def _is_settings(kind: Any) -> bool:
     return inspect.isclass(kind) and issubclass(kind, Settings)
 
 
-def _parameter_names(kind: type[Settings]) -> dict[str, str]:
-    """Return the names of the options of a group by its fields, as files of steps use them."""
-    return {
-        name: _flag(name, command_line(field))[2:].replace("-", "_")
-        for name, field in kind.model_fields.items()
-        if not command_line(field).hidden
-    }
-
-
 def _fill(kind: type[Settings], args: Mapping[str, Any]) -> Settings:
     """Return a group with the values of the command line; omitted options keep their field's default."""
-    names, defaults = _parameter_names(kind), {option.name: option.default for option in _make_options(kind)}
-    values = {name: args[parameter] for name, parameter in names.items() if args[parameter] != defaults[parameter]}
+    values = {}
+    for name, field in kind.model_fields.items():
+        if not command_line(field).hidden:
+            option = _make_option(kind, name, field)
+            if args[option.name] != option.default:
+                values[name] = args[option.name]
     try:
         return kind(**values)
     except ArgumentError as error:
@@ -248,12 +212,7 @@ def _make_option(group: type[Settings], name: str, field: FieldInfo) -> inspect.
     details: dict[str, Any] = {"help": field.description, "metavar": option.metavar, "envvar": option.envvar}
     kind: Any = float
     if option.unit is not None:
-        bounds = {type(rule): rule for rule in _rules(field)}
-        least, most = bounds.get(annotated_types.Ge), bounds.get(annotated_types.Le)
-        limits: dict[str, Any] = {"least_s": least.ge if least else None}
-        if most is not None and most.le < 1e9:
-            limits["most_s"] = most.le
-        timed = duration_option(flag, "", unit=option.unit, **limits)
+        timed = duration_option(flag, "", unit=option.unit)
         details |= {"parser": timed.parser, "metavar": timed.metavar}
     elif option.repeated:
         kind, default = list[str], default or None
@@ -268,7 +227,7 @@ def _make_option(group: type[Settings], name: str, field: FieldInfo) -> inspect.
     else:
         flags = option.flags or (flag,)
     if option.values is not None:
-        details["autocompletion"] = COMPLETERS[option.values]
+        details["autocompletion"] = _COMPLETERS[option.values]
     if option.shown_default is not None:
         details["show_default"] = option.shown_default
     if option.unset:
@@ -282,15 +241,6 @@ def _make_option(group: type[Settings], name: str, field: FieldInfo) -> inspect.
     return inspect.Parameter(
         parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, typer_option]
     )
-
-
-def _rules(field: FieldInfo) -> Iterator[Any]:
-    """Yield the rules for a field's value, including those of a union's members."""
-    yield from field.metadata
-    for part in get_args(field.annotation):
-        if get_origin(part) is Annotated:
-            for rule in get_args(part)[1:]:
-                yield from rule.metadata if isinstance(rule, FieldInfo) else (rule,)
 
 
 def _plain_types(hint: Any) -> Iterator[Any]:
@@ -313,17 +263,12 @@ def _command_line_type(kinds: set[Any]) -> Any:
     return str
 
 
-def duration_option(
-    name: str, help_text: str, *, least_s: float | None = None, most_s: float = LONGEST_S, unit: str = "s"
-) -> Any:
-    """Return an option whose value is a number of ``unit``.
-
-    ``name``: the option's name in messages; ``least_s``, ``most_s``: limits for `parse_duration`.
-    """
+def duration_option(name: str, help_text: str, *, unit: str = "s") -> Any:
+    """Return an option whose value is a number of ``unit``; ``name``: the option's name in messages."""
 
     def parse_given(value: str | float) -> float:
         # Defaults come here as well.
-        return parse_duration(str(value), name, least_s, most_s=most_s, unit=unit)
+        return parse_duration(str(value), name, takes_zero=True, unit=unit)
 
     return typer.Option(parser=parse_given, metavar="TIME", help=help_text)
 

@@ -20,7 +20,6 @@ from gpuprof.pipeline.settings import Settings, option
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
 
     from gpuprof.pipeline.result import Progress as Step
     from gpuprof.pipeline.result import ProgressCallback
@@ -171,7 +170,14 @@ def show_progress(refresh_between: bool = True) -> Iterator[ProgressCallback]:
     ``refresh_between``: whether the bar is redrawn between steps, too, ten times a second; False where this process
     measures latencies.
     """
-    with progress(refresh_between) as bar:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    # Each redrawn bar would be a line in a pipe or a log.
+    is_hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, auto_refresh=refresh_between, disable=is_hidden) as bar:
         task = bar.add_task("", total=None, visible=False)
 
         def show(step: Step) -> None:
@@ -183,25 +189,6 @@ def show_progress(refresh_between: bool = True) -> Iterator[ProgressCallback]:
             bar.update(task, description=step.step, completed=step.done, refresh=not refresh_between)
 
         yield show
-
-
-def progress(refresh_between: bool = True) -> Progress:
-    """Return a progress bar on stderr, with the time left; the bar vanishes when done and is absent in a pipe."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        auto_refresh=refresh_between,
-        # Each redrawn bar would be a line in a pipe or a log.
-        disable=not console.is_terminal,
-    )
 
 
 def mebibytes(value: object) -> str:

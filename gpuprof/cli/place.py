@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from gpuprof.cli.options import COMPLETERS
+from gpuprof.cli.options import complete_policies
 from gpuprof.cli.output import Format, make_columns, print_json, print_rows, print_text, say_note, show_progress
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
@@ -54,7 +54,7 @@ def place(
     policy: Annotated[
         str | None,
         typer.Option(
-            autocompletion=COMPLETERS["policies"],
+            autocompletion=complete_policies,
             help="Policy by name, or package.module:Class; default: optimal.",
             rich_help_panel="Search",
         ),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from gpuprof.cli.options import ModelsArgument, list_words
-from gpuprof.cli.output import Format, make_columns, print_rows, progress, say, say_note, show_progress
+from gpuprof.cli.output import Format, make_columns, print_rows, say, say_note, show_progress
 from gpuprof.errors import InputError
 from gpuprof.pipeline.profile_settings import ProfileSettings, ProfileWorkloads, ReportSettings
 from gpuprof.pipeline.settings import Settings, option
@@ -92,16 +92,14 @@ def _measure_cluster(
     options = [*list_words(workloads, ("batches", "device", "db")), *list_words(settings)]
     rows: list[Mapping[str, object]] = []
 
-    def show(step: Progress) -> None:
-        if isinstance(step, ProfileProgress):
-            rows.extend(step.rows)
-        else:
-            say(step.step)
-
     try:
-        with progress() as bar:
-            bar.add_task("models and batches", total=None)
-            result = profile_cluster(models, workloads, options=options, progress=show)
+        with show_progress() as show:
+
+            def collect_rows(step: Progress) -> None:
+                rows.extend(step.rows if isinstance(step, ProfileProgress) else ())
+                show(step)
+
+            result = profile_cluster(models, workloads, options=options, progress=collect_rows)
     finally:
         if rows:
             print_rows(rows, _COLUMNS, chosen)

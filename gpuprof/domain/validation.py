@@ -100,18 +100,11 @@ _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 8640
 LONGEST_S = 100 * 365 * 86400.0
 
 
-def parse_duration(
-    text: str,
-    what: str = "a duration",
-    least_s: float | None = None,
-    *,
-    most_s: float = LONGEST_S,
-    unit: str = "s",
-) -> float:
+def parse_duration(text: str, what: str = "a duration", *, takes_zero: bool = False, unit: str = "s") -> float:
     """Return the duration written in ``text``, in ``unit``; a number alone is in that unit.
 
-    Raises `InputError` when the text has another form, or the duration is shorter than ``least_s`` (None: is zero) or
-    longer than ``most_s``.
+    Raises `InputError` when the text has another form, or the duration is zero, unless ``takes_zero``, or longer than
+    100 years.
 
     Examples
     --------
@@ -125,11 +118,8 @@ def parse_duration(
         raise InputError(f"cannot read {what} from {text!r}", f"write a number and ms, s, m, h or d, as in 60{unit}")
     number, of_text = float(match["number"]), _SECONDS[match["unit"] or unit]
     seconds = number * of_text
-    is_long_enough = seconds > 0.0 if least_s is None else seconds >= least_s
-    if not is_long_enough or not seconds <= most_s:
-        least_text = "above 0" if least_s is None else f"at least {least_s:g} s"
-        most_text = "100 years" if most_s == LONGEST_S else f"{most_s:g} s"
-        raise InputError(f"{what} must be {least_text} and at most {most_text} but got {text}")
+    if (seconds == 0.0 and not takes_zero) or not seconds <= LONGEST_S:
+        raise InputError(f"{what} must be above 0 and at most 100 years but got {text}")
     return number * (of_text / _SECONDS[unit])
 
 
