@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from gpuprof.domain.catalogue import device, device_of_driver, devices
-from gpuprof.domain.device import Device
+from bench.devices_table import PAGE, page
+from gpuprof.domain.catalogue import device, device_of_driver, devices, matching_names, read_device_file
+from gpuprof.domain.device import Device, MigProfile
+from gpuprof.domain.mig import count_profiles, maximal_layouts
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.pipeline.devices import resolve_device
 
 _NAMES = """
 k80 p4 p100 t4 v100 v100-32 v100-pcie-16 v100-pcie-32 a10 a30 a40 a100-40 a100-80 a100-pcie-40 a100-pcie-80
@@ -141,3 +146,161 @@ def test_a_board_is_found_by_its_drivers_name() -> None:
     board = device_of_driver("NVIDIA H200")
     assert board is device("h200")
     assert device_of_driver("NVIDIA H200 NVL") is None
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run python -m bench.devices_table"
+
+
+def test_every_device_and_source_is_on_the_page() -> None:
+    text = page()
+    for gpu in devices().values():
+        assert f"| `{gpu.name}` |" in text
+        assert all(source in text for source in gpu.sources.values())
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("rtx4090", "rtx-4090"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("4090", "rtx-4090"),
+        ("A100-SXM4-80GB", "a100-80"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80"),
+        ("a100 pcie 40gb", "a100-pcie-40"),
+        ("Tesla T4", "t4"),
+        ("H100 SXM", "h100"),
+        ("h100_pcie", "h100-pcie"),
+        ("H100 NVL", "h100-nvl"),
+        ("V100 SXM2 32GB", "v100-32"),
+        ("NVIDIA L40S", "l40s"),
+        ("RTX PRO 6000", "rtx-pro-6000"),
+        ("GH200", "gh200"),
+    ],
+)
+def test_names_as_people_and_drivers_write_them_find_their_board(said: str, meant: str) -> None:
+    assert resolve_device(said, None).name == meant
+
+
+@pytest.mark.parametrize("said", ["RTX 6000", "A10M", "RTX 3090 Ti", "A100X", "B350", "gpu", "", "80GB", "pcie"])
+def test_products_that_the_catalogue_lacks_are_not_taken_for_others(said: str) -> None:
+    assert matching_names(said) == ()
+
+
+def test_every_name_of_the_catalogue_means_its_own_board_first() -> None:
+    for name, board in devices().items():
+        assert name in matching_names(name)
+        assert name in matching_names(board.sources["name"].split("(")[0])
+
+
+def test_a_name_of_several_boards_is_taken_for_the_first_and_that_is_told() -> None:
+    notes: list[str] = []
+    assert resolve_device("NVIDIA A100", None, note=notes.append).name == "a100-40"
+    assert notes == ["NVIDIA A100 is taken for a100-40; it may also mean a100-80, a100-pcie-40, a100-pcie-80"]
+
+
+BOARD = """
+[rtx-2080-ti]
+compute_units = 68
+clock_mhz = 1545
+dram_mib = 11264
+dram_gb_per_s = 616
+l2_mib = 5.5
+compute_capability = "7.5"
+tflops = { float32 = 13.4, float16 = 107.5 }
+"""
+
+
+def test_a_board_of_ones_own_is_read_with_the_units_of_the_catalogue(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(BOARD + "max_power_w = 250\nprice_per_hour = 0.3\ndram_type = 'gddr6'\nprocess_nm = 12\n")
+    board = read_device_file(path)["rtx-2080-ti"]
+    assert (board.name, board.compute_units, board.clock_mhz) == ("rtx-2080-ti", 68, 1545.0)
+    assert (board.dram_bytes, board.dram_bytes_per_s, board.l2_bytes) == (11264 << 20, 616e9, int(5.5 * 2**20))
+    assert dict(board.flops_per_s) == {"float32": 13.4e12, "float16": 107.5e12}
+    assert (board.max_power_w, board.price_per_hour, board.dram_type, board.process_nm) == (250.0, 0.3, "gddr6", 12.0)
+    assert board.sm == device("t4").sm  # of the same compute capability
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "describes no device"),
+        ("[a b", "is not TOML"),
+        (BOARD.replace("rtx-2080-ti", "t4"), r"\[t4\]: the name is a name of gpuprof's own"),
+        (BOARD.replace("[rtx-2080-ti]", '["RTX 2080"]'), "the name must be of a-z"),
+        (BOARD.replace("compute_units = 68\n", ""), "compute_units: Field required"),
+        (BOARD.replace("compute_units = 68", "compute_units = -1"), "compute_units: Input should be greater"),
+        (BOARD.replace("clock_mhz = 1545", "clock_mhz = inf"), "clock_mhz: Input should be"),
+        (BOARD + "colour = 'red'\n", "colour: Extra inputs are not permitted"),
+        (BOARD.replace("float16", "float12"), "tflops: unknown type 'float12'"),
+        (BOARD.replace("float32 = 13.4, ", ""), "tflops: float32 is missing"),
+        ("name = 1", r"\[name\]"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_with_its_place(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=told):
+        read_device_file(path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot read .*none\.toml: No such file"):
+        read_device_file(tmp_path / "none.toml")
+
+
+DEVICE = Device(
+    name="tiny",
+    kind="gpu",
+    compute_units=100,
+    clock_mhz=1000.0,
+    flops_per_s={"float32": 1e12},
+    dram_bytes=80,
+    dram_bytes_per_s=1e12,
+    l2_bytes=1,
+    mig_profiles=(MigProfile("3g.40gb", 42, 40, 4, 3, (0, 4), 2),),
+)
+
+
+def test_the_fraction_of_a_share_inside_an_instance_counts_the_instances_own_sms() -> None:
+    assert DEVICE.fraction(Share(25.0)) == 0.25
+    assert DEVICE.fraction(Share(50.0, "3g.40gb")) == pytest.approx(0.21)
+
+
+def test_an_instance_brings_its_own_memory_and_a_percentage_all_of_it() -> None:
+    assert DEVICE.memory_bytes(Share(10.0)) == 80
+    assert DEVICE.memory_bytes(Share(10.0, "3g.40gb")) == 40
+
+
+def test_a_profile_that_the_device_lacks_is_refused_with_those_it_has() -> None:
+    with pytest.raises(InputError, match=r"no MIG profile '1g.5gb' \(it has 3g.40gb\)"):
+        DEVICE.fraction(Share(100.0, "1g.5gb"))
+
+
+@pytest.mark.parametrize(
+    ("board", "name", "profile"),
+    [
+        ("h100-pcie", "7g.79gb", "7g.80gb"),
+        ("a100-80", "1g.10gb+me", "1g.10gb"),
+        ("rtx-pro-6000", "2g.48gb+me.all", "2g.48gb"),
+        ("rtx-pro-6000", "1g.24gb+gfx", "1g.24gb"),
+        ("rtx-pro-6000", "1g.24gb-me", "1g.24gb"),
+        ("gb200", "1g.24gb", "1g.23gb"),
+        ("h100", "1g.20gb", "1g.20gb"),
+    ],
+)
+def test_names_of_other_drivers_and_engines_mean_the_same_profile(board: str, name: str, profile: str) -> None:
+    assert device(board).mig_profile(name).name == profile
+    assert device(board).fraction(Share(mig=name)) == device(board).fraction(Share(mig=profile))
+
+
+@pytest.mark.parametrize("name", ["1g.40gb", "5g.80gb", "2g.20gb+cpu", "whole"])
+def test_other_profiles_are_none_of_a_device(name: str) -> None:
+    with pytest.raises(InputError, match="has no MIG profile"):
+        device("a100-80").mig_profile(name)
+
+
+def test_an_rtx_pro_6000_is_cut_in_quarters_or_halves() -> None:
+    layouts = {count_profiles(layout) for layout in maximal_layouts(device("rtx-pro-6000"))}
+    assert layouts == {(("1g.24gb", 4),), (("1g.24gb", 2), ("2g.48gb", 1)), (("2g.48gb", 2),), (("4g.96gb", 1),)}

@@ -7,10 +7,15 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpuprof.domain.deployment import DeploymentMap, share_of
+from gpuprof.domain.catalogue import datasets
+from gpuprof.domain.deployment import DeploymentMap, PlannedDevices, PlannedWith, RecordedHostWork, share_of
 from gpuprof.domain.map_file import json_schema, parse_map, read_map, write_map
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.placement.contract import demand, problem
+from gpuprof.placement.deploy import to_map
+from gpuprof.placement.published.ffd import FirstFitDecreasing
+from gpuprof.rules.host_work import HostWork, host_work_of_plan
 
 
 def document() -> dict[str, Any]:
@@ -99,3 +104,61 @@ def test_a_map_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         deployment.policy = "mine"  # type: ignore[misc]  # that it is refused is what is tested
     assert isinstance(deployment, DeploymentMap)
+
+
+MAP = {
+    "schema": "gpuprof.deployment/1",
+    "policy": "p",
+    "models": {},
+    "nodes": [],
+    "predicted": {"gpus": 0, "cost_per_hour": 0.0, "goodput_rps": 0.0},
+}
+
+
+@pytest.mark.parametrize("name", ["handover_ms", "host_ms", "host_cores", "host_ms_busy", "overhead_ms"])
+@pytest.mark.parametrize("text", ["-1", "nan", "inf", "much"])
+def test_a_cost_of_serving_that_is_none_is_refused(name: str, text: str) -> None:
+    settings = {name: text} if name == "overhead_ms" else {"host": {name: text}}
+    with pytest.raises(InputError, match=name):
+        parse_map(MAP | {"planned_with": settings}, "it")
+
+
+def test_a_newer_kind_of_settings_is_refused() -> None:
+    with pytest.raises(InputError, match=r"planned_with\.version"):
+        parse_map(MAP | {"planned_with": {"version": 2}}, "it")
+
+
+def test_a_map_with_settings_is_written_and_read_the_same() -> None:
+    settings = PlannedWith(fleet=(PlannedDevices(device="v100", count=2),), confidence=0.9, max_processes=2)
+    placed = parse_map(MAP | {"planned_with": json.loads(settings.model_dump_json())}, "it")
+    content = json.loads(placed.to_json())
+    assert content["planned_with"]["fleet"] == [{"device": "v100", "count": 2}]
+    assert "stopped_by" not in content["planned_with"]
+    assert parse_map(content, "it") == placed
+
+
+def test_what_serving_costs_is_what_was_recorded() -> None:
+    host = RecordedHostWork(handover_ms=0.2, host_ms=1.0, host_cores=2, host_ms_busy=0.5)
+    assert host_work_of_plan(PlannedWith(host=host)) == HostWork(0.2, 1.0, 2, 0.5)
+    assert host_work_of_plan(PlannedWith()) == HostWork()
+
+
+def test_a_map_without_settings_says_the_defaults() -> None:
+    assert parse_map(MAP, "it").planned_with == PlannedWith()
+
+
+PUBLISHED = json.loads((datasets() / "deployment.schema.json").read_text(encoding="utf-8"))
+
+
+def test_the_published_schema_is_that_of_the_code() -> None:
+    assert json_schema() == PUBLISHED
+
+
+def test_a_map_obeys_the_published_schema_and_an_edited_one_does_not() -> None:
+    given = problem([demand("m")])
+    content = json.loads(to_map(given, FirstFitDecreasing().place(given)).to_json())
+    validator = jsonschema.Draft202012Validator(PUBLISHED)
+    validator.validate(content)
+    content["nodes"][0]["gpus"][0]["partitions"][0]["replicas"][0]["sm_share_pct"] = 101
+    with pytest.raises(jsonschema.ValidationError):
+        validator.validate(content)

@@ -13,12 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpuprof.domain.catalogue import device, devices
 from gpuprof.domain.device import Device, SmLimits
-from gpuprof.domain.occupancy import FACTORS, Occupancies, occupancies
+from gpuprof.domain.occupancy import Occupancies, occupancies
 from gpuprof.errors import InputError
 
 HEADER = "cuda_occupancy.h"
@@ -170,45 +168,12 @@ def test_sm_utilization_is_the_sms_that_hold_the_grid_at_once() -> None:
     assert part.average_occupancy_pct[0] == pytest.approx(100.0 * 200 / 1280 * 2)
 
 
-def test_registers_are_allocated_in_units_of_a_warp() -> None:
-    # 33 registers take 40: 1280 for a warp, 12 warps in a quarter of the register file, 48 in all.
-    occupancy = measure("v100", 1, 128, 33)
-    assert (occupancy.limits[FACTORS.index("registers"), 0], occupancy.occupancy_pct[0]) == (12, 75.0)
-
-
-def test_the_driver_takes_a_kibibyte_of_shared_memory_of_each_block_from_ampere_on() -> None:
-    row = FACTORS.index("shared_memory")
-    blocks = [measure(name, 1, 32, 32, 32 * 1024).limits[row, 0] for name in ("v100", "a100-80")]
-    assert blocks == [3, 4]  # of 96 KiB, 32 each; of 164 KiB, 33 each
-
-
 def test_the_largest_shared_memory_of_a_block_fits_and_one_unit_more_does_not() -> None:
     most = 227 * 1024
     assert measure("h100", 1, 32, 32, 0, most).blocks_per_sm[0] == 1
     occupancy = measure("h100", 1, 32, 32, 0, most + 128)
     assert (occupancy.blocks_per_sm[0], occupancy.occupancy_pct[0]) == (0, 0.0)
     assert math.isnan(occupancy.sm_utilization_pct[0]) and math.isnan(occupancy.average_occupancy_pct[0])
-
-
-@given(
-    st.sampled_from(sorted(devices())),
-    st.integers(1, 10**6),
-    st.integers(1, 1024),
-    st.integers(0, 255),
-    st.integers(0, 200_000),
-)
-def test_what_runs_stays_within_every_limit_of_the_sm(
-    name: str, blocks: int, threads: int, registers: int, shared_bytes: int
-) -> None:
-    sm = device(name).sm
-    assert sm is not None
-    occupancy = measure(name, blocks, threads, registers, 0, shared_bytes)
-    held = int(occupancy.blocks_per_sm[0])
-    assert held == occupancy.limits.min()
-    assert held * threads <= sm.threads
-    assert held * threads * registers <= sm.registers
-    assert held * shared_bytes <= sm.shared_memory_bytes
-    assert 0.0 <= occupancy.occupancy_pct[0] <= 100.0
 
 
 @pytest.mark.parametrize(

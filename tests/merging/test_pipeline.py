@@ -12,14 +12,10 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.graph.merged_model import read_merged
 from gpuprof.merging.gain import Rates
-from gpuprof.merging.pipeline import (
-    MergeOptions,
-    MergeReport,
-    merge_sources,
-    propose_merges,
-    read_sources,
-)
-from tests.merging.models import Builder, finetune_model, residual, save, transformer
+from gpuprof.merging.groups import count_graph, group_architectures, relative_distance
+from gpuprof.merging.pipeline import MergeOptions, MergeReport, merge_sources, propose_merges, read_sources
+from gpuprof.merging.similarity import shareable_constants
+from tests.merging.models import Array, Builder, finetune_model, recurrent, residual, save, transformer
 
 FORCE = MergeOptions(force=True)
 
@@ -250,3 +246,118 @@ def test_the_same_models_give_the_same_file(tmp_path: Path) -> None:
     for name in ("one", "two"):
         _write(paths, tmp_path / f"{name}.onnx")
     assert (tmp_path / "one.onnx").read_bytes() == (tmp_path / "two.onnx").read_bytes()
+
+
+def test_fine_tuned_copies_are_one_group_and_another_network_is_another(tmp_path: Path) -> None:
+    base, image = transformer(), residual()
+    models = [base, image, finetune_model(base, 0.5), residual(blocks=3, seed=4), transformer(layers=4)]
+    paths = [save(model, tmp_path, f"m{i}") for i, model in enumerate(models)]
+    graphs = [count_graph(source) for source in read_sources(paths)]
+    assert group_architectures(graphs) == [[0, 2, 4], [1, 3]]
+    assert group_architectures(graphs, eps=1e-7) == [[0, 2], [1, 3], [4]]
+    assert relative_distance(graphs[0], graphs[2]) == 0
+    assert 0 < relative_distance(graphs[0], graphs[4]) == relative_distance(graphs[4], graphs[0]) <= 0.25
+    assert relative_distance(graphs[0], graphs[1]) > 0.5
+
+
+@pytest.mark.parametrize("op_type", ["LSTM", "GRU", "RNN"])
+def test_models_with_one_recurrent_op_and_heads_of_their_own_are_merged(op_type: str, tmp_path: Path) -> None:
+    paths = [save(recurrent(op_type, head_seed=seed), tmp_path, f"m{seed}") for seed in (1, 2)]
+    (proposal,) = propose_merges(paths).merges
+    report = proposal.write(tmp_path / "merged.onnx")
+    held = {row.op_type: row for row in report.operators}
+    assert held[op_type].how in ("merged", "shared")
+    assert held[op_type].similarity == 1.0
+    assert held["Gather"].how in ("merged", "shared")
+    assert report.saved_bytes >= held[op_type].saved_bytes + held["Gather"].saved_bytes > 0
+    assert report.weight_bytes_after < 0.55 * report.weight_bytes_before
+
+
+def test_recurrent_ops_run_apart_on_their_common_weights_and_a_row_stands_for_an_absent_model(tmp_path: Path) -> None:
+    paths = [save(recurrent(head_seed=seed), tmp_path, f"m{seed}") for seed in (1, 2)]
+    options = MergeOptions(force=True)
+    report = merge_sources(read_sources(paths), options).write(tmp_path / "merged.onnx")
+    (row,) = [row for row in report.operators if row.op_type == "LSTM"]
+    assert row.how == "shared"
+    described = read_merged(tmp_path / "merged.onnx")
+    assert described is not None
+    assert [member.absent_rows for member in described.members] == [1, 1]
+
+
+def test_recurrent_ops_of_other_weights_are_left_alone_and_said_why(tmp_path: Path) -> None:
+    paths = [save(recurrent(seed=seed, head_seed=seed), tmp_path, f"m{seed}") for seed in (1, 2)]
+    proposals = propose_merges(paths)
+    assert not proposals.merges
+    merged = merge_sources(read_sources(paths), MergeOptions())
+    rows = [row for row in merged.report.operators if row.op_type == "LSTM"]
+    assert [row.how for row in rows] == ["apart", "apart"]
+    assert all("whole or not at all" in row.reason for row in rows)
+
+
+def test_a_table_is_read_by_rows_so_that_looking_up_once_saves_no_bytes(tmp_path: Path) -> None:
+    paths = [save(recurrent(vocabulary=20_000, head_seed=seed), tmp_path, f"m{seed}") for seed in (1, 2)]
+    options = MergeOptions(force=True)
+    merged = merge_sources(read_sources(paths), options)
+    table_bytes = 20_000 * 32 * 4
+    assert merged.report.saved_bytes > table_bytes
+    assert merged.report.gain.saved_bytes < table_bytes
+
+
+def test_a_table_that_is_a_small_part_of_its_model_is_no_reason_to_merge(tmp_path: Path) -> None:
+    def positions(seed: int) -> Path:
+        same, builder = Builder(7), Builder(seed)
+        same.weight(8, 4)
+        table = builder.constant(_value(same))
+        x = builder.add("Gather", table, "ids")
+        builder.add("MatMul", x, builder.weight(4, 4000))
+        builder.nodes[-1].output[0] = "y"
+        model = builder.model(
+            {"ids": (TensorProto.INT64, ["batch", 5])}, {"y": (TensorProto.FLOAT, ["batch", 5, 4000])}
+        )
+        return save(model, tmp_path, f"p{seed}")
+
+    sources = read_sources([positions(1), positions(2)])
+    assert all(not shareable_constants(source, source.nodes[0]) for source in sources)
+    assert not propose_merges([positions(1), positions(2)]).merges
+
+
+def _value(builder: Builder) -> Array:
+    return numpy_helper.to_array(builder.weights[0])
+
+
+def _make_normalised(bias: bool = True, eps: float = 1e-3) -> ModelProto:
+    """Return two convolutions, each with a batch normalisation behind it."""
+    b, x = Builder(), "x"
+    for _ in range(2):
+        x = b.add("Conv", x, b.weight(8, 8, 3, 3), *((b.weight(8),) if bias else ()), pads=[1, 1, 1, 1])
+        positive = [b.constant(np.linspace(0.5, 1.5, 8, dtype=np.float32)) for _ in range(2)]
+        x = b.add("BatchNormalization", x, positive[0], b.weight(8), b.weight(8), positive[1], epsilon=eps)
+    b.nodes[-1].output[0] = "y"
+    shape: list[int | str] = ["batch", 8, 4, 4]
+    return b.model({"x": (TensorProto.FLOAT, shape)}, {"y": (TensorProto.FLOAT, shape)})
+
+
+def _change_shift(model: ModelProto, which: int) -> ModelProto:
+    """Return a copy with the shift of one normalisation changed."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    node = [node for node in copy.graph.node if node.op_type == "BatchNormalization"][which]
+    for tensor in copy.graph.initializer:
+        if tensor.name == node.input[2]:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) + np.float32(0.5), tensor.name))
+    return copy
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_convolutions_share_what_they_hold_with_their_normalisations(bias: bool, tmp_path: Path) -> None:
+    base = _make_normalised(bias)
+    paths = [save(base, tmp_path, "a"), save(_change_shift(base, 1), tmp_path, "b")]
+    sources = read_sources(paths)
+    for source in sources:
+        assert [node.op_type for node in source.nodes] == ["Conv", "Conv"]
+    digests = [[source.digest(name) for node in source.nodes for name in node.input[1:]] for source in sources]
+    assert [first == second for first, second in zip(*digests, strict=True)] == [True, True, True, False]
+    options = MergeOptions()
+    report = merge_sources(sources, options).write(tmp_path / "m.onnx")
+    assert report.proof is not None  # both give what they gave
+    assert len(report.merged) + len(report.shared) == 2

@@ -15,7 +15,7 @@ from gpuprof.domain.catalogue import devices
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.errors import InputError
 from gpuprof.pipeline.problem import PlanningOptions
-from tests.domain.test_device_file import BOARD
+from tests.domain.test_catalogue import BOARD
 
 pytestmark = pytest.mark.slow
 

@@ -1,9 +1,12 @@
-"""Small deployment maps."""
+"""Small deployment maps, and recorded arrivals."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from gpuprof.domain.arrival_process import RecordedArrivals
 from gpuprof.domain.deployment import (
     DeployedModel,
     DeploymentMap,
@@ -14,6 +17,11 @@ from gpuprof.domain.deployment import (
     Replica,
     ReplicaPrediction,
 )
+
+
+def at(*milliseconds: float) -> RecordedArrivals:
+    """Requests at these times."""
+    return RecordedArrivals(np.array([round(t * 1e6) for t in milliseconds], np.int64), 1.0)
 
 
 def replica(

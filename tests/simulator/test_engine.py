@@ -26,12 +26,8 @@ from gpuprof.simulator import engine
 from gpuprof.simulator.cluster import Failure, SimulationOptions, parse_failure
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
-from tests.simulator.maps import make_map, replica
+from tests.simulator.maps import at, make_map, replica
 from tests.simulator.reference import play
-
-
-def at(*milliseconds: float) -> RecordedArrivals:
-    return RecordedArrivals(np.array([round(t * 1e6) for t in milliseconds], np.int64), 1.0)
 
 
 def outcome(

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 
-from gpuprof.domain.arrival_process import ArrivalProcess, GammaArrivals, RecordedArrivals
+from gpuprof.domain.arrival_process import ArrivalProcess, GammaArrivals
 from gpuprof.domain.deployment import Replica
 from gpuprof.errors import InputError
 from gpuprof.simulator.cluster import Failure, PlacedInstance, SimulationOptions
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.outcome import SimulationOutcome
-from gpuprof.simulator.state import factor_now, new_slowdown, with_factor
-from tests.simulator.maps import make_map, replica
+from tests.simulator.maps import at, make_map, replica
 
 A, B, C = replica("a", [10.0]), replica("b", [4.0]), replica("c", [4.0])
-
-
-def at(*milliseconds: float) -> RecordedArrivals:
-    return RecordedArrivals(np.array([round(t * 1e6) for t in milliseconds], np.int64), 1.0)
 
 
 class InterferenceQuestions:
@@ -95,22 +89,6 @@ def test_a_crowd_of_different_replicas_is_told_apart() -> None:
     arrivals: dict[str, ArrivalProcess] = {f"m{i}": at(0.0 if i < 30 else 1.0) for i in range(60)}
     result = simulate(make_map([crowd]), arrivals, SimulationOptions(1.0), interference=InterferenceQuestions())
     assert means(result) == [5.0 * (1.0 + 0.5 * i) for i in range(60)]
-
-
-def test_a_table_that_grows_keeps_what_it_has() -> None:
-    zero, base = np.zeros(1, np.int64), np.zeros(1, np.int64)
-    table = new_slowdown(zero, zero, base)
-    keys = [*range(0, 900, 9), *(7 * 2**40 + 1024 * i for i in range(100))][::-1]
-    for key in keys:
-        table = with_factor(table, key, 1.0 + key)
-    factors = []
-    for key in keys:
-        table.running[0] = key
-        factors.append(factor_now(table, 0, False, 5))
-    assert factors == [1.0 + key for key in keys]
-    table.running[0] = 901
-    assert factor_now(table, 0, False, 5) < 0
-    assert table.missing.tolist() == [0, 901, 5]
 
 
 def test_no_interference_is_what_the_map_says() -> None:

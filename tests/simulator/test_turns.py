@@ -11,7 +11,7 @@ from gpuprof.domain.arrival_process import RecordedArrivals
 from gpuprof.domain.deployment import Replica
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
-from tests.simulator.maps import make_map, replica
+from tests.simulator.maps import at, make_map, replica
 
 
 def group(own_ms: dict[str, float], turns: int = 1) -> list[Replica]:
@@ -20,10 +20,6 @@ def group(own_ms: dict[str, float], turns: int = 1) -> list[Replica]:
         replica(model, [turn_ms]).model_copy(update={"turns": turns, "sm_share_pct": 40.0})
         for model, turn_ms in own_ms.items()
     ]
-
-
-def at(*milliseconds: float) -> RecordedArrivals:
-    return RecordedArrivals(np.array([round(t * 1e6) for t in milliseconds], np.int64), 1.0)
 
 
 def test_a_batch_waits_while_another_has_its_turn() -> None:
