@@ -21,10 +21,9 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from http import HTTPStatus
 from multiprocessing.connection import Connection as Pipe
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpuprof.machine.cores import shorten_wakeup_latency
-from gpuprof.serving.transport.server_timing import NAME, UNKNOWN_MS, ServerTimes, read_times
 
 if TYPE_CHECKING:
     from gpuprof.load.target import NextStep, Target
@@ -34,6 +33,9 @@ _MAX_CONNECTIONS = 800  # systems often allow a process 1024 open files
 #: Length of an answer without Content-Length, and the end of a chunked answer.
 _UNTIL_CLOSED = sys.maxsize
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
+#: Time of a server that does not report it.
+UNKNOWN_MS = -1.0
+_METRICS = (b"queue", b"infer", b"total")
 #: Interval of the checks for the end, and the delay of a closed loop after a lost request.
 _LOOK_S = 0.1
 #: Exceptions of a socket that has no data, or accepts none, at the moment.
@@ -74,6 +76,30 @@ class SentRequests:
     server_ms: array[float] = field(default_factory=lambda: array("d"))
     queue_ms: array[float] = field(default_factory=lambda: array("d"))
     infer_ms: array[float] = field(default_factory=lambda: array("d"))
+
+
+class ServerTimes(NamedTuple):
+    """Times that a server reports for an answer, ms; `UNKNOWN_MS` where they are missing."""
+
+    queue_ms: float = UNKNOWN_MS  #: Waiting for a batch.
+    infer_ms: float = UNKNOWN_MS  #: The model.
+    total_ms: float = UNKNOWN_MS
+
+
+def read_times(value: bytes) -> ServerTimes:
+    """Return the times in ``value``, the ``Server-Timing`` header in lower case; unknown metrics are ignored."""
+    times = dict.fromkeys(_METRICS, UNKNOWN_MS)
+    for metric in value.split(b","):
+        name, *parameters = (part.strip() for part in metric.split(b";"))
+        if name not in times:
+            continue
+        for parameter in parameters:
+            key, _, text = parameter.partition(b"=")
+            if key.strip() == b"dur":
+                with suppress(ValueError):
+                    duration_ms = float(text.strip(b' "'))
+                    times[name] = duration_ms if 0.0 <= duration_ms < float("inf") else UNKNOWN_MS
+    return ServerTimes(*times.values())
 
 
 class Connection:
@@ -175,7 +201,7 @@ class Connection:
         length = fields.get(b"content-length")
         self.expected = _UNTIL_CLOSED if length is None else end + 4 + int(length)
         self.tail = b"-" if length is None and b"chunked" in fields.get(b"transfer-encoding", b"") else b""
-        self.told = read_times(fields.get(NAME, b""))
+        self.told = read_times(fields.get(b"server-timing", b""))
 
 
 class LoadClient:

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpuprof.load.client import Schedule, SentRequests
-from gpuprof.serving.transport.server_timing import UNKNOWN_MS
+from gpuprof.load.client import UNKNOWN_MS, Schedule, SentRequests
 
 if TYPE_CHECKING:
     import numpy as np

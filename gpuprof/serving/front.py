@@ -52,7 +52,8 @@ class Front:
         if settings.needs_edge:
             binary = await asyncio.to_thread(find_envoy, settings.envoy)
             self._edge = Edge(binary, settings.host, settings.port if through_edge else None, settings.grpc_port)
-            self._api.count_edge_restarts = self._count_restarts
+            edge = self._edge
+            self._api.count_edge_restarts = lambda: edge.restarts
             self._edge_listener = await loop.create_unix_server(
                 self._connect, str(self._edge.directory / "router"), backlog=socket.SOMAXCONN, start_serving=False
             )
@@ -145,9 +146,6 @@ class Front:
 
     def _connect(self) -> HttpConnection:
         return HttpConnection(self._api)
-
-    def _count_restarts(self) -> int | None:
-        return None if self._edge is None else self._edge.restarts
 
     async def _start_streams(self, edge: Edge) -> str | None:
         """Start the server of gRPC streams; return its socket, None without grpcio."""

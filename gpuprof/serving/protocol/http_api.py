@@ -36,7 +36,6 @@ from gpuprof.serving.transport.arena import Slot
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError, out_of_memory
 from gpuprof.serving.transport.security import is_loopback
-from gpuprof.serving.transport.server_timing import write_timing
 from gpuprof.serving.transport.wire import Buffer
 from gpuprof.serving.watch.stalls import StallMeter
 from gpuprof.serving.watch.statistics import ProtocolFigures
@@ -173,7 +172,10 @@ class HttpApi:
             self.service.release(slot)
             client.refuse(refusal)
             return
-        extra = write_timing(inference.times, time.monotonic() - inference.arrived)
+        queue_ms, infer_ms = inference.times.queue / 1e6, inference.times.infer / 1e6
+        total_ms = 1e3 * (time.monotonic() - inference.arrived)
+        # Source: W3C, Server Timing.
+        extra = b"Server-Timing: queue;dur=%.3f, infer;dur=%.3f, total;dur=%.3f\r\n" % (queue_ms, infer_ms, total_ms)
         if tensors:
             extra += b"Inference-Header-Content-Length: %d\r\n" % len(text)
             client.respond(200, CONTENT_BINARY, text, tensors, slot, extra)

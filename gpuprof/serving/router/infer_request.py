@@ -34,9 +34,6 @@ MAX_PARAMETER = sys.maxsize
 MAX_STRINGS = 1 << 20
 #: Maximum number of strings checked on the event loop; more would stall it, and workers check them anyway.
 _MAX_CHECKED_STRINGS = 1 << 16
-#: Maximum product of the other dimensions of a tensor with a dimension of 0: the tensor has no bytes, but the model may
-#: allocate memory for it.
-_MAX_BESIDE_NONE = 1 << 24
 _UNSUPPORTED = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size", "classification")
 
 
@@ -95,8 +92,11 @@ def read_request(spec: ModelSpec, body: RequestBody) -> InferRequest:
     parameters = _read_object(head, "parameters")
     inputs = collect_inputs(spec, _BodyReader(body).list_tensors(head.get("inputs")))
     outputs, binary = _read_outputs(spec, head.get("outputs"), parameters)
+    request_id = head.get("id")
+    if request_id is not None and not isinstance(request_id, str):
+        raise bad_request('"id" must be a string')
     return InferRequest(
-        id=_read_id(head),
+        id=request_id or None,
         rows=check_rows(spec, inputs),
         inputs=inputs,
         outputs=outputs,
@@ -194,8 +194,6 @@ def check_tensor(tensor: TensorSpec, datatype: object, shape: object) -> list[in
         )
     if tensor.mismatch(dims):
         raise bad_request(f"input {tensor.name!r} has shape {list(tensor.shape)} but got {dims}")
-    if 0 in dims and prod(filter(None, dims)) > _MAX_BESIDE_NONE:
-        raise bad_request(f"input {tensor.name!r} is empty and may not have shape {dims}")
     if tensor.datatype == "BYTES" and prod(dims) > MAX_STRINGS:
         raise bad_request(f"input {tensor.name!r} may have {MAX_STRINGS} strings but got {prod(dims)}")
     return dims
@@ -348,13 +346,6 @@ def _read_count(parameters: Mapping[str, Any], key: str) -> int:
     if value is None or not 0 <= value <= MAX_PARAMETER:
         raise bad_request(f"the parameter {key!r} must be a whole number from 0 to {MAX_PARAMETER}")
     return value
-
-
-def _read_id(head: dict[str, Any]) -> str | None:
-    value = head.get("id")
-    if value is not None and not isinstance(value, str):
-        raise bad_request('"id" must be a string')
-    return value or None
 
 
 def _flatten_values(values: list[Any], name: str) -> list[Any]:

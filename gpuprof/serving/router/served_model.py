@@ -178,7 +178,8 @@ class ServedModel:
         now = time.monotonic()
         alive = self._list_capable(inference.rows)
         if not alive:
-            raise self._no_worker_refusal()
+            message = f"model {self.name!r} has no worker at the moment"
+            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 1.0, reason="no worker")
         loads = self._describe_loads(alive, inference, now)
         waited_ms, deadline_ms = 1000.0 * (now - inference.arrived), inference.deadline_ms
         index = self._choose(loads, waited_ms, deadline_ms, now) if len(loads) > 1 else 0
@@ -192,10 +193,6 @@ class ServedModel:
         if is_refused:
             raise overload_refusal(self.name, inference.expected_ms, deadline_ms)
         replica.submit(inference, self.slo_ms)
-
-    def _no_worker_refusal(self) -> RefusedError:
-        message = f"model {self.name!r} has no worker at the moment"
-        return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 1.0, reason="no worker")
 
     def _record_arrival(self, replica: ServedReplica, load: ReplicaLoad, now: float, is_refused: bool) -> None:
         """Count a request sent to a replica, for its batch formation.

@@ -52,7 +52,7 @@ class Arena:
 
     def take(self, size: int) -> Slot | None:
         """Return a slot of at least ``size`` bytes, None when the arena is full."""
-        size = _whole_pages(size)
+        size = -(-max(1, size) // _PAGE) * _PAGE
         index = next((index for index, (_, free) in enumerate(self._free) if free >= size), None)
         if index is None:
             return None
@@ -104,7 +104,3 @@ class Arena:
 def map_arena(fd: int, capacity: int) -> memoryview:
     """Map the arena from a file descriptor inherited by a worker."""
     return memoryview(mmap.mmap(fd, capacity))
-
-
-def _whole_pages(size: int) -> int:
-    return -(-max(1, size) // _PAGE) * _PAGE

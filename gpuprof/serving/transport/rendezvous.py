@@ -12,7 +12,6 @@ import json
 import secrets
 import socket
 import ssl
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -170,17 +169,12 @@ def _open_socket(key: RendezvousKey) -> socket.socket:
     connection = socket.create_connection((host, int(port)), timeout=_GREETING_S)
     # Frames are small and wait for answers: they must not be held back to be sent together.
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    _enable_keepalive(connection)
+    # The system probes the other machine after silence, and ends a dead connection after half a minute.
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     context = key.context()
     if context is not None:
         connection = context.wrap_socket(connection)
     connection.settimeout(None)
     return connection
-
-
-def _enable_keepalive(connection: socket.socket) -> None:
-    """Let the system probe the other machine after silence, and end a dead connection after half a minute."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
-        with suppress(OSError, AttributeError):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -69,21 +69,16 @@ def encode_frame(kind: FrameKind, head: object, payload: Sequence[Buffer] = ()) 
 
 
 class FrameBuffer:
-    """A buffer that receives a stream and splits it into frames.
-
-    A frame larger than the buffer gets its own memory, into which its rest is received: its tensors are not copied
-    again. ``limit``: maximum bytes of a frame; can be raised later.
-    """
+    """A buffer that receives a stream and splits it into frames. ``limit``: maximum bytes of a frame; can be raised."""
 
     def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
         self.limit = limit
         self._buffer = bytearray(CHUNK_BYTES)
-        self._large: bytearray | None = None
         self._filled = 0
 
     def free_view(self) -> memoryview:
         """Return the free part of the buffer, for the next bytes."""
-        return memoryview(self._buffer if self._large is None else self._large)[self._filled :]
+        return memoryview(self._buffer)[self._filled :]
 
     def take(self, count: int) -> list[Frame]:
         """Return the frames completed by ``count`` more received bytes.
@@ -91,38 +86,33 @@ class FrameBuffer:
         Raises `ValueError` when the bytes are no frame.
         """
         self._filled += count
-        if self._large is not None:
-            if self._filled < len(self._large):
-                return []
-            large, self._large, self._filled = self._large, None, 0
-            return [_decode(memoryview(large))]
         view, filled, start = memoryview(self._buffer), self._filled, 0
         frames = []
+        needed = _PREFIX.size
         while filled - start >= _PREFIX.size:
             kind, head, payload, zero = _PREFIX.unpack_from(view, start)
+            # The fourth number is always 0, which is unlikely in other protocols.
             if zero or head + payload > self.limit:
-                raise _malformed_frame_error()
+                raise ValueError("a frame from the other side makes no sense")
             begin = start + _PREFIX.size
             split = begin + head
+            needed = split + payload - start
             if split + payload > filled:
                 break
             start = split + payload
             # Copied: the buffer is filled again while a frame may still be read.
             frames.append(Frame(kind, orjson.loads(view[begin:split]), memoryview(bytes(view[split:start]))))
-        if start < filled:
-            self._keep(bytes(view[start:filled]))
-        else:
+        if start == filled:
             self._filled = 0
+            if len(self._buffer) > CHUNK_BYTES:
+                self._buffer = bytearray(CHUNK_BYTES)
+        elif start or needed > len(self._buffer):
+            remainder = bytes(view[start:filled])
+            if needed > len(self._buffer):
+                self._buffer = bytearray(needed)
+            self._filled = len(remainder)
+            self._buffer[: self._filled] = remainder
         return frames
-
-    def _keep(self, remainder: bytes) -> None:
-        """Move the beginning of a frame to where its rest will follow."""
-        size = _size_of_frame(remainder, self.limit)
-        if size > len(self._buffer):
-            self._large = bytearray(size)
-        target = self._buffer if self._large is None else self._large
-        self._filled = len(remainder)
-        target[: self._filled] = remainder
 
 
 class BlockingStream:
@@ -165,27 +155,6 @@ class BlockingStream:
             buffers = [b"".join(buffers)]
         for buffer in buffers:
             self._socket.sendall(buffer)
-
-
-def _size_of_frame(view: Buffer, limit: int) -> int:
-    """Return the number of bytes of the frame at the start of ``view``, as far as known."""
-    if len(view) < _PREFIX.size:
-        return _PREFIX.size
-    _, head, payload, zero = _PREFIX.unpack_from(view)
-    # The fourth number is always 0, which is unlikely in other protocols.
-    if zero or head + payload > limit:
-        raise _malformed_frame_error()
-    return _PREFIX.size + int(head) + int(payload)
-
-
-def _malformed_frame_error() -> ValueError:
-    return ValueError("a frame from the other side makes no sense")
-
-
-def _decode(view: memoryview) -> Frame:
-    kind, head, _, _ = _PREFIX.unpack_from(view)
-    split = _PREFIX.size + head
-    return Frame(kind, orjson.loads(view[_PREFIX.size : split]), view[split:])
 
 
 class FrameReceiver(Protocol):

@@ -215,20 +215,6 @@ def test_a_shape_of_many_sizes_is_refused_without_naming_them() -> None:
     assert refused.value.status == 400 and len(refused.value.message) < 200
 
 
-@pytest.mark.parametrize(("shape", "taken"), [([1, 1 << 30, 0], False), ([4, 32, 0], True), ([1, 0, 1 << 24], True)])
-def test_an_empty_tensor_makes_no_model_take_memory_without_end(shape: list[int], taken: bool) -> None:
-    spec = ModelSpec("m", "1", "test", (TensorSpec("x", "FP32", (-1, -1, -1)),), (), 4)
-    entries: list[dict[str, object]] = [{"data": []}, {"parameters": {"binary_data_size": 0}}]
-    for entry in entries:
-        text = orjson.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": shape, **entry}]})
-        if taken:
-            assert read_request(spec, RequestBody(text, len(text))).inputs[0].shape == shape
-        else:
-            with pytest.raises(RefusedError, match="is empty and may not have shape") as refused:
-                read_request(spec, RequestBody(text, len(text)))
-            assert refused.value.status == 400
-
-
 @pytest.mark.parametrize("wrong", [{"datatype": "é" * 100_000}, {"parameters": {"binary_data_size": [1] * 100_000}}])
 def test_what_is_wrong_is_not_said_at_the_length_at_which_it_came(wrong: dict[str, object]) -> None:
     with pytest.raises(RefusedError) as refused:
