@@ -33,7 +33,6 @@ if TYPE_CHECKING:  # static tools see the lazy names here
     from gpuprof.pipeline.check import CheckOptions as CheckOptions
     from gpuprof.pipeline.check import CheckResult as CheckResult
     from gpuprof.pipeline.check import check as check
-    from gpuprof.pipeline.compare import CompareGpusResult as CompareGpusResult
     from gpuprof.pipeline.compare import CompareResult as CompareResult
     from gpuprof.pipeline.compare import compare as compare
     from gpuprof.pipeline.compare import compare_gpus as compare_gpus
@@ -86,7 +85,6 @@ if TYPE_CHECKING:  # static tools see the lazy names here
     from gpuprof.pipeline.simulate import SimulateResult as SimulateResult
     from gpuprof.pipeline.simulate import simulate as simulate
     from gpuprof.pipeline.trace import TraceResult as TraceResult
-    from gpuprof.pipeline.trace import read_azure_trace as read_azure_trace
     from gpuprof.pipeline.trace import record_trace as record_trace
     from gpuprof.pipeline.trace import show_trace as show_trace
     from gpuprof.pipeline.train import TrainOptions as TrainOptions
@@ -110,7 +108,7 @@ _NAMES = {
     "errors": "GpuprofError",
     "pipeline.calibrate": "CalibrateOptions CalibrateResult calibrate",
     "pipeline.check": "CheckOptions CheckResult check",
-    "pipeline.compare": "CompareGpusResult CompareResult compare compare_gpus",
+    "pipeline.compare": "CompareResult compare compare_gpus",
     "pipeline.compare_databases": "CompareDatabasesResult compare_databases",
     "pipeline.db": "import_measurements query_database",
     "pipeline.doctor": "doctor",
@@ -129,7 +127,7 @@ _NAMES = {
     "pipeline.serve": "ApplyResult MapServer ServeSettings apply serve",
     "pipeline.similarity": "SimilarityResult similarity",
     "pipeline.simulate": "Rescheduling ServiceSettings SimulateResult SimulatedTraffic simulate",
-    "pipeline.trace": "TraceResult read_azure_trace record_trace show_trace",
+    "pipeline.trace": "TraceResult record_trace show_trace",
     "pipeline.train": "TrainOptions TrainResult train",
     "pipeline.zoo": "build_model list_models",
 }

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 import typer
-from pydantic import Field
 
 from gpuprof.cli.output import Column, Format, make_columns, print_rows, print_text, say_note, show_progress
 from gpuprof.cli.place import DemandOptions
@@ -108,9 +107,6 @@ class DatabaseOptions(Settings):
     threshold_pct: NotNegative = option(
         0.0, "Slowdown in percent that is tolerated; beyond it the exit code is 1.", "--threshold", metavar="PERCENT"
     )
-    false_alarms: Annotated[float, Field(gt=0.0, lt=1.0)] = option(
-        0.01, "Probability that two equal databases are reported as different."
-    )
     markdown: bool = option(False, "Print markdown instead of a table.")
     junit: Path | None = option(
         None, "JUnit file to write, with a test case for each model, batch and share.", output=True
@@ -140,24 +136,37 @@ def compare(
     if sides:
         _compare_databases(sides, databases, demands.db, chosen)
         return
-    if policies.by is Compared.GPU:
-        _compare_gpus(demands, policies, rules, chosen)
-        return
     from gpuprof.pipeline.compare import compare as compare_policies
+    from gpuprof.pipeline.compare import compare_gpus
 
+    is_by_gpu = policies.by is Compared.GPU
     with show_progress() as show:
-        result = compare_policies(
-            demands.slo_file,
-            fleet=demands.devices(),
-            db=demands.db,
-            policies=policies.names(),
-            options=rules,
-            progress=show,
-            note=say_note,
-        )
+        if is_by_gpu:
+            planner, fleet = policies.only_name(), demands.devices("any")
+            result = compare_gpus(
+                demands.slo_file,
+                fleet=fleet,
+                db=demands.db,
+                policy=planner,
+                options=rules,
+                progress=show,
+                note=say_note,
+            )
+        else:
+            names, fleet = policies.names(), demands.devices()
+            result = compare_policies(
+                demands.slo_file,
+                fleet=fleet,
+                db=demands.db,
+                policies=names,
+                options=rules,
+                progress=show,
+                note=say_note,
+            )
     rows = result.rows()
-    _print(rows, _COLUMNS, chosen)
-    _require_any(rows, "policy")
+    _print(rows, _GPU_COLUMNS if is_by_gpu else _COLUMNS, chosen)
+    if not any(row["gpus"] for row in rows):
+        raise InfeasibleError(f"no {'kind of GPU' if is_by_gpu else 'policy'} places any of the demands")
 
 
 def _compare_databases(sides: Sequence[str], options: DatabaseOptions, db: Path | None, chosen: Format) -> None:
@@ -169,9 +178,7 @@ def _compare_databases(sides: Sequence[str], options: DatabaseOptions, db: Path 
         )
     if len(sides) != 2:
         raise InputError(f"compare takes two databases but got {len(sides)}", "gpuprof compare BEFORE AFTER")
-    result = compare_databases(
-        *sides, db=db, false_alarms=options.false_alarms, threshold_pct=options.threshold_pct, note=say_note
-    )
+    result = compare_databases(*sides, db=db, threshold_pct=options.threshold_pct, note=say_note)
     if options.markdown:
         sys.stdout.write(result.to_markdown())
     elif chosen is Format.TABLE:
@@ -185,29 +192,6 @@ def _compare_databases(sides: Sequence[str], options: DatabaseOptions, db: Path 
     result.raise_if_slower()
 
 
-def _compare_gpus(
-    demands: DemandOptions,
-    policies: PolicyListOptions,
-    rules: PlanningOptions,
-    chosen: Format,
-) -> None:
-    from gpuprof.pipeline.compare import compare_gpus
-
-    with show_progress() as show:
-        result = compare_gpus(
-            demands.slo_file,
-            fleet=demands.devices("any"),
-            db=demands.db,
-            policy=policies.only_name(),
-            options=rules,
-            progress=show,
-            note=say_note,
-        )
-    rows = result.rows()
-    _print(rows, _GPU_COLUMNS, chosen)
-    _require_any(rows, "kind of GPU")
-
-
 def _print(rows: Sequence[Mapping[str, object]], columns: Sequence[Column], chosen: Format) -> None:
     """Print the comparison; remarks are printed below a table, where they do not widen every row."""
     if chosen is not Format.TABLE:
@@ -218,9 +202,3 @@ def _print(rows: Sequence[Mapping[str, object]], columns: Sequence[Column], chos
     for row in rows:
         if row.get("remark"):
             print_text(f"{row[first]}: {row['remark']}")
-
-
-def _require_any(rows: Sequence[Mapping[str, object]], compared: str) -> None:
-    """Raise `InfeasibleError` when no row places anything."""
-    if not any(row["gpus"] for row in rows):
-        raise InfeasibleError(f"no {compared} places any of the demands")

@@ -11,12 +11,11 @@ import typer
 from gpuprof.cli.options import Verbs, output_option
 from gpuprof.cli.output import Format, make_columns, print_rows, say_note
 from gpuprof.domain.plural import count_of
-from gpuprof.domain.validation import Count
 from gpuprof.errors import InputError
 from gpuprof.pipeline.settings import Settings, option
 
 if TYPE_CHECKING:
-    from gpuprof.pipeline.trace import TraceResult
+    pass
 
 app = Verbs(help="Make and inspect request traces.")
 #: Looks like a space, at which no line is broken.
@@ -54,67 +53,39 @@ class ArrivalProcessOptions(Settings):
         if alone is not None:
             rates[""] = alone
         if not rates:
-            raise InputError("nothing says what to record", "give --rate MODEL=REQUESTS_PER_S, --slo-file or --azure")
+            raise InputError("nothing says what to record", "give --rate MODEL=REQUESTS_PER_S, or --slo-file")
         if "" in rates and len(rates) > 1:
             raise InputError("a rate without a model cannot stand beside others", "write MODEL=REQUESTS_PER_S")
         return rates
 
 
-class RecordedDayOptions(Settings):
-    """Functions of a recorded day, in place of an arrival process."""
-
-    title: ClassVar[str] = "Recorded day"
-
-    azure: Path | None = option(None, "File of Azure Functions (2019 or 2021) to take the requests from.")
-    models: str | None = option(None, "Names for its busiest functions, busiest first: a,b,c.")
-    functions: Count = option(10, "Number of functions, where none are named.")
-
-    def names(self) -> list[str] | None:
-        """Return names for the functions, None where none are given."""
-        return self.models.split(",") if self.models else None
-
-
 @app.command(short_help="Write a trace.")
 def make(
     process: ArrivalProcessOptions,
-    day: RecordedDayOptions,
     output: Annotated[Path, output_option("File to write the trace to, CSV.")] = Path("trace.csv"),
     seed: Annotated[int, typer.Option(help="Seed of the trace.", min=0)] = 0,
 ) -> None:
-    """Write a trace: of an arrival process, or of a day of Azure Functions."""
-    if day.azure is not None and (process.rate or process.slo_file):
-        raise InputError("--azure says when requests come: --rate and --slo-file cannot change that")
-    result = _record(process, seed) if day.azure is None else _read_day(day, day.azure, seed)
+    """Write a trace of an arrival process."""
+    from gpuprof.domain.validation import parse_duration
+    from gpuprof.pipeline.trace import record_trace
+
+    duration_s = parse_duration(process.duration, "--duration")
+    result = record_trace(process.rates_rps(), arrivals=process.arrivals, duration_s=duration_s, seed=seed)
     result.write(output)
     trace = result.trace
     requests = f"{count_of(trace.requests, 'request')} of {count_of(len(trace.times), 'model')}"
     say_note(f"wrote {requests} over {trace.duration_s:g} s to {output}")
 
 
-def _record(process: ArrivalProcessOptions, seed: int) -> TraceResult:
-    from gpuprof.domain.validation import parse_duration
-    from gpuprof.pipeline.trace import record_trace
-
-    duration_s = parse_duration(process.duration, "--duration")
-    return record_trace(process.rates_rps(), arrivals=process.arrivals, duration_s=duration_s, seed=seed)
-
-
-def _read_day(day: RecordedDayOptions, path: Path, seed: int) -> TraceResult:
-    from gpuprof.pipeline.trace import read_azure_trace
-
-    return read_azure_trace(path, names=day.names(), functions=day.functions, seed=seed)
-
-
 @app.command(short_help="Print the rates of a trace.")
 def show(
     trace_file: Annotated[Path, typer.Argument(metavar="TRACE", help="CSV file of time_s,model.")],
-    bins: Annotated[int, typer.Option(help="Parts that the time is cut into.", min=2, max=2000)] = 60,
     chosen: Format = Format.TABLE,
 ) -> None:
     """Print rate, peak, burstiness and gaps of each model, and its rate over time."""
     from gpuprof.pipeline.trace import show_trace
 
-    result = show_trace(trace_file, bins=bins)
+    result = show_trace(trace_file)
     if chosen is not Format.TABLE:
         print_rows(result.rows(), _COLUMNS[:-1], chosen)
         return

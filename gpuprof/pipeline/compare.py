@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpuprof.domain.deployment import PlanAtEnds
 from gpuprof.domain.fleet import Fleet
 from gpuprof.domain.map_sources import describe_sources
 from gpuprof.errors import InputError
@@ -26,15 +25,19 @@ _FIGURES = ("internal_slack", "external_fragmentation", "compute_utilization", "
 
 @dataclass(frozen=True, kw_only=True)
 class CompareResult(Result):
-    """Each policy's solution of the same problem; a failed policy has a ``reason``."""
+    """Solutions of the same problem, of each policy or on each kind of device; a failure has a ``reason``.
+
+    ``by``: subject of a row, ``"policy"`` or ``"device"``.
+    """
 
     outcomes: tuple[Outcome, ...]
     problem: Problem
+    by: str = "policy"
 
     def rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a record for each policy: devices, cost, goodput, idle resources, bounds and seconds."""
+        """Return a record for each policy or kind of device: cost, goodput, idle resources, bounds, seconds."""
         limit_s = self.problem.options.time_limit_s
-        return [{"policy": outcome.name, **_make_row(outcome, limit_s)} for outcome in self.outcomes]
+        return [{self.by: outcome.name, **_make_row(outcome, limit_s)} for outcome in self.outcomes]
 
 
 def compare(
@@ -117,6 +120,8 @@ def _make_row(outcome: Outcome, time_limit_s: float | None) -> dict[str, object]
         remark = f"NOT SOUND, {len(outcome.violations)} rules broken, first: {outcome.violations[0]}"
     elif deployment is not None:
         remark = early_stop(deployment, time_limit_s) or remark
+    lower = deployment and deployment.predicted.at_lower_ends
+    upper = deployment and deployment.predicted.at_upper_ends
     served_per_hour = 3600.0 * (figures.goodput_rps if figures else 0.0)
     return {
         **{name: getattr(figures, name, None) for name in ("gpus", "cost_per_hour", "goodput_rps")},
@@ -124,29 +129,12 @@ def _make_row(outcome: Outcome, time_limit_s: float | None) -> dict[str, object]
         "missing_rps": None if figures is None else outcome.missing_rps,
         **{name: getattr(figures, name, None) for name in _FIGURES},
         "lower_bound_gpus": None if deployment is None else deployment.predicted.lower_bound_gpus,
-        "gpus_at_lower_ends": _gpus_at(None if deployment is None else deployment.predicted.at_lower_ends),
-        "gpus_at_upper_ends": _gpus_at(None if deployment is None else deployment.predicted.at_upper_ends),
+        "gpus_at_lower_ends": lower and lower.gpus,
+        "gpus_at_upper_ends": upper and upper.gpus,
         "sources": None if deployment is None else describe_sources(deployment),
         "seconds": outcome.seconds,
         "remark": remark,
     }
-
-
-def _gpus_at(end: PlanAtEnds | None) -> int | None:
-    return None if end is None else end.gpus
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompareGpusResult(Result):
-    """Plans of the same demands on each kind of device, the cheapest complete plan first."""
-
-    outcomes: tuple[Outcome, ...]
-    problem: Problem
-
-    def rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a record for each kind of device, with the figures of `CompareResult.rows`."""
-        limit_s = self.problem.options.time_limit_s
-        return [{"device": outcome.name, **_make_row(outcome, limit_s)} for outcome in self.outcomes]
 
 
 def compare_gpus(
@@ -158,8 +146,8 @@ def compare_gpus(
     options: PlanningOptions = PlanningOptions(),  # noqa: B008 - frozen
     progress: ProgressCallback = say_nothing,
     note: NoteCallback = say_nothing,
-) -> CompareGpusResult:
-    """Place the same demands on each kind of device alone.
+) -> CompareResult:
+    """Place the same demands on each kind of device alone; the cheapest complete plan comes first.
 
     Parameters
     ----------
@@ -196,7 +184,8 @@ def compare_gpus(
         progress(Progress(f"planning on {entry.device.name}", count, len(entries)))
         outcomes.append(_plan(replace(problem, fleet=Fleet((entry,))), entry.device.name, planner))
     progress(Progress("planned", len(entries), len(entries)))
-    return CompareGpusResult(notes=notes.all(), outcomes=tuple(sorted(outcomes, key=_rank)), problem=problem)
+    ranked = tuple(sorted(outcomes, key=_rank))
+    return CompareResult(notes=notes.all(), outcomes=ranked, problem=problem, by="device")
 
 
 def _rank(outcome: Outcome) -> tuple[bool, float, str]:

@@ -12,11 +12,10 @@ from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.validation import Positive
 from gpuprof.errors import InputError, unknown_name
-from gpuprof.pipeline.arguments import MapArgument, map_folder, map_label, resolve_map
-from gpuprof.pipeline.devices import open_database
+from gpuprof.pipeline.arguments import MapArgument, map_folder, resolve_map
 from gpuprof.pipeline.model_files import locate_files
 from gpuprof.pipeline.problem import DEFAULT_LIMIT_S
-from gpuprof.pipeline.recorded_problem import describe_layout_fault, restore_policy, restore_problem
+from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.pipeline.settings import Settings, option
 from gpuprof.placement.explanation import (
@@ -144,9 +143,6 @@ def explain(
     if model not in resolved.models:
         raise unknown_name("model of the map", model, sorted(resolved.models))
     problem = restore_problem(locate_files(resolved, map_folder(deployment)), chosen.db, notes.add, chosen.estimator)
-    database = open_database(chosen.db, needed=False)
-    if fault := describe_layout_fault(resolved, map_folder(deployment), database, map_label(deployment)):
-        notes.add(fault)
     neighbours = list_neighbour_effects(problem, resolved, model)
     notes.add(*describe_joint_effects(neighbours))
     alternatives = tuple(find_alternatives(problem, resolved, model))

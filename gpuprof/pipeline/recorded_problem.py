@@ -247,37 +247,6 @@ def collect_map_evidence(
     )
 
 
-def describe_layout_fault(deployment: DeploymentMap, base: Path, database: KernelDb | None, label: str) -> str | None:
-    """Return a note on the first reason why no machine can be configured as the map requires; None without a reason.
-
-    Memory of replicas is taken from the map, and failures from the database. Devices unknown to both catalogue and
-    database are left out. ``base``: folder of the map's file; ``label``: name of the map in messages.
-    """
-    from gpuprof.placement.feasibility import Evidence, check_layout
-
-    devices = _find_devices(deployment, database, None)
-    queueing = make_queueing(deployment.planned_with.arrivals, deployment.models)
-    tried = _collect_tried(deployment, base, database)
-    faults = check_layout(deployment, Evidence(devices=devices, queueing=queueing, tried=tried))
-    if not faults:
-        return None
-    return f"no machine can be set up as {label} says: {faults[0]} (gpuprof check {label} says everything)"
-
-
-def _collect_tried(deployment: DeploymentMap, base: Path, database: KernelDb | None) -> TriedRuns:
-    """Return a database's records of successful and failed runs of a map's services."""
-    from gpuprof.domain.estimate import NOTHING_TRIED
-    from gpuprof.estimators.measured.known_models import KnownModels
-    from gpuprof.estimators.wrappers import name_tried_services
-    from gpuprof.pipeline.problem import collect_tried_runs
-
-    if database is None:
-        return NOTHING_TRIED
-    sources = source_models(deployment)
-    models = KnownModels(database, model_paths(locate_files(deployment, base)))
-    return name_tried_services(collect_tried_runs(models, _list_parts(sources.values())), sources)
-
-
 def _find_devices(
     deployment: DeploymentMap, database: KernelDb | None, device_file: PathArgument | None
 ) -> dict[str, Device]:

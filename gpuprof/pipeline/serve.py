@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -27,7 +27,7 @@ from gpuprof.domain.map_file import read_map, write_map
 from gpuprof.domain.plural import count_of
 from gpuprof.domain.validation import Count, Port, Positive
 from gpuprof.errors import GpuprofError, InfeasibleError, InputError, UnavailableError, UnstableError, unknown_name
-from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, map_label, optional_path, resolve_map
+from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
 from gpuprof.pipeline.model_files import locate_files
 from gpuprof.pipeline.result import NoteCallback, Result, say_nothing
 from gpuprof.pipeline.settings import Settings, option
@@ -203,22 +203,7 @@ def run_map_server(
         tracer=None if settings.otlp is None else otlp_tracer(settings.otlp),
         adapt=_plan_adaptation(source, path, settings, note) if settings.adapt else None,
     )
-    _note_fault(source.deployment, path.absolute().parent, settings, str(path), note)
     run_server(source, planner, server_settings, ready, make_engine)
-
-
-def _note_fault(deployment: DeploymentMap, base: Path, settings: ServeSettings, label: str, note: NoteCallback) -> None:
-    """Note the first reason why no machine can be configured as a simulated map requires: no worker would detect it."""
-    if not settings.simulate:
-        return
-    from gpuprof.pipeline.devices import open_database
-    from gpuprof.pipeline.recorded_problem import describe_layout_fault
-
-    database = None
-    with suppress(GpuprofError):  # a server needs none
-        database = open_database(optional_path(settings.db), needed=False)
-    if fault := describe_layout_fault(deployment, base, database, label):
-        note(fault)
 
 
 def _plan_adaptation(source: MapSource, path: Path, settings: ServeSettings, note: NoteCallback) -> AdaptSettings:
@@ -248,8 +233,7 @@ def serve(
     settings : ServeSettings
         ``ServeSettings(port=0)`` takes any free port, ``simulate=True`` does not run the models.
     note : callable, optional
-        Called with the address of the ready server, and with reasons why no machine can be configured as a simulated
-        map requires.
+        Called with the address of the ready server.
 
     Yields
     ------
@@ -288,7 +272,6 @@ def serve(
         process, answers = _start(path, settings)
         try:
             server = _await_ready(process, answers, resolved)
-            _note_fault(resolved, map_folder(deployment), settings, map_label(deployment), note)
             note(
                 f"serving {count_of(server.models, 'model')} with {count_of(server.workers, 'worker')} on {server.url}"
             )

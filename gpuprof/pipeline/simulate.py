@@ -16,11 +16,10 @@ from gpuprof.domain.map_sources import describe_basis, record_basis
 from gpuprof.domain.validation import NotNegative, Positive, Seed
 from gpuprof.errors import GpuprofError, InfeasibleError, InputError, unknown_name
 from gpuprof.estimators.builtin import DEFAULT
-from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, map_label, optional_path, resolve_map
-from gpuprof.pipeline.devices import open_database
+from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
 from gpuprof.pipeline.model_files import locate_files
 from gpuprof.pipeline.problem import plan_map
-from gpuprof.pipeline.recorded_problem import describe_layout_fault, restore_policy, restore_problem, time_map_by
+from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem, time_map_by
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.pipeline.settings import Settings, option
 from gpuprof.pipeline.verdicts import SloVerdict, require_kept, write_results
@@ -371,8 +370,7 @@ def simulate(
             follow_load(original, arrivals, options, rescheduling.period_s, name, path, tell, notes.add)
             for name in policies or (None,)
         )
-    database, base, label = open_database(path, needed=False), map_folder(deployment), map_label(deployment)
-    notes.add(*filter(None, (describe_layout_fault(original, base, database, label), describe_basis(original))))
+    notes.add(*filter(None, [describe_basis(original)]))
     return SimulateResult(notes=notes.all(), runs=runs, basis=record_basis(original))
 
 

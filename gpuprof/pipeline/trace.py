@@ -8,24 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from gpuprof.domain.arrival_process import parse_arrivals
-from gpuprof.domain.validation import Count, NotNegative, Positive, Seed
+from gpuprof.domain.validation import NotNegative, Positive, Seed
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.result import Result
-from gpuprof.simulator.trace import Trace, read_azure, read_trace, record_arrivals, write_trace
+from gpuprof.simulator.trace import Trace, read_trace, record_arrivals, write_trace
+
+#: Equal parts of a trace, of which the requests are counted.
+_PARTS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceResult(Result):
-    """A trace, and the number of equal intervals for counting its requests."""
+    """A trace."""
 
     trace: Trace
-    bins: int = 60
 
     def rows(self) -> Sequence[Mapping[str, Any]]:
         """Return a record for each model: requests, rate, peak, burstiness, longest gap, requests in each part."""
-        statistics = self.trace.statistics(self.trace.duration_s / self.bins)
-        counts = self.trace.counts(self.bins).values()
+        statistics = self.trace.statistics(self.trace.duration_s / _PARTS)
+        counts = self.trace.counts(_PARTS).values()
         return [{**row, "counts": bins.tolist()} for row, bins in zip(statistics, counts, strict=True)]
 
     def write(self, path: PathArgument) -> None:
@@ -71,38 +73,7 @@ def record_trace(
     return _check_trace(record_arrivals(processes, duration_s, seed))
 
 
-def read_azure_trace(
-    path: PathArgument, *, names: Sequence[str] | None = None, functions: Count = 10, seed: Seed = 0
-) -> TraceResult:
-    """Return the requests of the busiest functions of a day of Azure Functions, 2019 or 2021.
-
-    Parameters
-    ----------
-    path : path
-    names : sequence of str, optional
-        Names for the functions, busiest first.
-    functions : int
-        Number of functions, without names.
-    seed : int
-        Seed of the arrival times within a minute, where only the number of requests is recorded.
-
-    Raises
-    ------
-    InputError
-        When the file cannot be read, or has fewer functions than names.
-    """
-    trace = read_azure(Path(path), len(names) if names else functions, seed)
-    if names is None:
-        return _check_trace(trace)
-    if len(trace.times) < len(names):
-        raise InputError(
-            f"{path} has {len(trace.times)} functions that are called but {len(names)} names are given",
-            "give fewer names",
-        )
-    return _check_trace(Trace(dict(zip(names, trace.times.values(), strict=True)), trace.duration_s))
-
-
-def show_trace(path: PathArgument, *, bins: Count = TraceResult.bins) -> TraceResult:
+def show_trace(path: PathArgument) -> TraceResult:
     """Return a trace from a file, for its statistics.
 
     Raises
@@ -117,10 +88,10 @@ def show_trace(path: PathArgument, *, bins: Count = TraceResult.bins) -> TraceRe
     >>> from gpuprof.pipeline.trace import record_trace, show_trace
     >>> file = Path(tempfile.mkdtemp()) / "trace.csv"
     >>> record_trace({"net": 10.0}, arrivals="constant", duration_s=2.0).write(file)
-    >>> show_trace(file, bins=2).rows()[0]["requests"]
+    >>> show_trace(file).rows()[0]["requests"]
     19
     """
-    return TraceResult(trace=read_trace(Path(path)), bins=bins)
+    return TraceResult(trace=read_trace(Path(path)))
 
 
 def _check_trace(trace: Trace) -> TraceResult:

@@ -56,9 +56,8 @@ def test_what_serving_adds_is_taken_from_the_map(map_file: Path, capsys: pytest.
 def test_a_trace_is_made_shown_and_replayed(map_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = str(tmp_path / "trace.csv")
     assert main(["trace", "make", "-o", trace, "--rate", "a=40", "--rate", "b=20", "--duration", "5s"]) == 0
-    assert main(["trace", "show", trace, "--json", "-o", str(tmp_path / "trace.svg")]) == 0
+    assert main(["trace", "show", trace, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert (tmp_path / "trace.svg").read_text().startswith("<svg")
     assert main(["simulate", str(map_file), "--trace", trace, "--json"]) == 0
     models = {model["model"]: model for model in json.loads(capsys.readouterr().out)["models"]}
     # The last request of all comes at the very end, and is not counted any more.

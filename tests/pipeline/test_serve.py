@@ -47,26 +47,6 @@ def test_a_map_is_served_while_the_context_lasts_and_no_longer() -> None:
     assert eventually(lambda: all(has_ended(child) for child in children))
 
 
-def test_a_map_that_no_machine_can_be_set_up_as_is_served_in_simulation_with_a_note(tmp_path: Path) -> None:
-    notes: dict[str, list[str]] = {"sound": [], "unsound": []}
-    for name, count in (("sound", 1), ("unsound", 2)):
-        content = map_of({"m": "null:4"}, [replica("m", sm_share_pct=60.0)] * count)
-        content["nodes"][0]["gpus"][0]["device"] = "v100"
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
-        with serve(tmp_path / f"{name}.json", ServeSettings(port=0, simulate=True), note=notes[name].append):
-            pass
-    note, listens = notes["unsound"]
-    assert note.startswith(f"no machine can be set up as {tmp_path / 'unsound.json'} says: ") and "120" in note
-    assert listens.startswith("serving") and [line.split()[0] for line in notes["sound"]] == ["serving"]
-
-
-def _waits(server: MapServer) -> bool:
-    """Whether a request waits for another to be answered."""
-    with urllib.request.urlopen(f"{server.url}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    return any(line.startswith("gpuprof_queue_requests") and float(line.split()[-1]) > 0 for line in lines)
-
-
 def test_the_servers_map_can_be_changed(tmp_path: Path) -> None:
     (tmp_path / "two.json").write_text(json.dumps(map_of({"m": "null:4", "n": "null:4"}, [replica("m"), replica("n")])))
     with serve(parse_map(ONE, "the map"), ANY_PORT) as server:
