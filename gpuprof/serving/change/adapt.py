@@ -9,19 +9,22 @@ again until it has changed or a while, longer each time, has passed.
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.estimate import BEYOND_SEEN, INTERPOLATED, MEASURED
 from gpuprof.domain.map_file import write_map
-from gpuprof.errors import GpuprofError
-from gpuprof.serving.change.bounds import Bounds, Departure, ObservedLoad, find_departure, read_planned
-from gpuprof.serving.change.window import ServiceCounts
+from gpuprof.errors import GpuprofError, UnavailableError
+from gpuprof.serving.change.window import Bounds, Departure, ObservedLoad, ServiceCounts, find_departure, read_planned
 from gpuprof.serving.router.neighbour_times import (
     BatchTimes,
     NeighbourCost,
@@ -33,7 +36,6 @@ from gpuprof.serving.router.neighbour_times import (
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.watch.logs import LOGGER
-from gpuprof.serving.watch.side_process import SideProcess
 
 _MOST_WAITED_PERIODS = 64
 _NICENESS = 5  # on a CPU, planning shares the cores with the workers
@@ -93,7 +95,6 @@ class Adapter:
         self._beside: dict[tuple[str, str], float] = {}
         self._streaks: Counter[tuple[str, bool]] = Counter()
         self._asked: Load | None = None
-        self._planning = SideProcess(niceness=_NICENESS)
         self._waits = 1
         self._not_before = 0.0
 
@@ -129,11 +130,7 @@ class Adapter:
         LOGGER.warning(
             "the load leaves the plan's bounds, the placer is asked", extra=self._describe_leaving(loads, reasons)
         )
-        # In a child process: planning takes seconds, in which the event loop must answer requests.
-        try:
-            target = await self._planning.run(self._settings.replan, self._deployment, load)
-        finally:
-            self._planning.close()
+        target = await plan_aside(self._settings.replan, self._deployment, load)
         if target is None:
             LOGGER.warning("no better map is found for this load, the map stays", extra={"models": sorted(reasons)})
             self._back_off()
@@ -240,6 +237,43 @@ class Adapter:
         """Back off before planning for the same load again, longer each time."""
         self._not_before = time.monotonic() + self._waits * self._settings.period_s
         self._waits = min(2 * self._waits, _MOST_WAITED_PERIODS)
+
+
+async def plan_aside(replan: Replanner, deployment: DeploymentMap, load: Load) -> DeploymentMap | None:
+    """Return the plan of a child process: planning takes seconds, in which the event loop must answer requests.
+
+    Raises the planner's `GpuprofError`, and `UnavailableError` for any other error or the death of the process.
+    """
+    # Spawned: a fork would have the router's sockets, and its threads' locks as they were.
+    context = get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_plan, args=(sender, replan, deployment, load), daemon=True)
+    try:
+        process.start()
+        sender.close()  # held here as well, the end of the process would go unnoticed
+        target, error = await asyncio.to_thread(receiver.recv)
+    except (EOFError, OSError):
+        raise UnavailableError("the process that plans ended meanwhile") from None
+    finally:
+        if process.pid is not None:
+            process.kill()
+            process.join()
+    if error is not None:
+        raise error
+    plan: DeploymentMap | None = target
+    return plan
+
+
+def _plan(sender: Connection, replan: Replanner, deployment: DeploymentMap, load: Load) -> None:
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # the router drains first
+        signal.signal(ignored, signal.SIG_IGN)
+    os.nice(_NICENESS)
+    try:
+        sender.send((replan(deployment, load), None))
+    except GpuprofError as error:
+        sender.send((None, error))
+    except Exception as error:  # the router reports it
+        sender.send((None, UnavailableError(f"{type(error).__name__}: {error}")))
 
 
 def _is_equivalent(new: float, old: float) -> bool:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,12 +21,12 @@ from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.load.load import LoadSettings, RequestStream, run_load
 from gpuprof.load.report import ModelResult
 from gpuprof.load.target import Target
-from gpuprof.serving.change.adapt import Adapter, AdaptSettings, Load
-from gpuprof.serving.change.bounds import ObservedLoad
+from gpuprof.serving.change import adapt
+from gpuprof.serving.change.adapt import Adapter, AdaptSettings, Load, Replanner
+from gpuprof.serving.change.window import ObservedLoad
 from gpuprof.serving.router.neighbour_times import NeighbourCost
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
-from gpuprof.serving.watch.side_process import SideProcess
 from tests.reruns import serves_in_real_time
 from tests.serving.change.test_bounds import observe_window
 from tests.serving.change.test_shadow import decisions
@@ -47,10 +46,10 @@ class Played:
     """A placer and a server that are played by the test."""
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, finds: bool = True) -> None:
-        async def inline(function: Callable[..., Any], *arguments: object) -> Any:
-            return function(*arguments)
+        async def plan_here(replan: Replanner, deployment: DeploymentMap, load: Load) -> DeploymentMap | None:
+            return replan(deployment, load)
 
-        monkeypatch.setattr(SideProcess, "run", lambda _, function, *arguments: inline(function, *arguments))
+        monkeypatch.setattr(adapt, "plan_aside", plan_here)
         self._finds = finds
         self.source = ""
         self.asked: list[Load] = []

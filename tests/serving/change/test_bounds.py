@@ -3,8 +3,17 @@ from __future__ import annotations
 import pytest
 
 from gpuprof.domain.map_file import parse_map
-from gpuprof.serving.change.bounds import Bounds, Departure, ObservedLoad, PlannedLoad, find_departure, read_planned
-from gpuprof.serving.change.window import ServiceCounts, ServiceWindow, percentile_of
+from gpuprof.serving.change.window import (
+    Bounds,
+    Departure,
+    ObservedLoad,
+    PlannedLoad,
+    ServiceCounts,
+    ServiceWindow,
+    find_departure,
+    percentile_of,
+    read_planned,
+)
 from gpuprof.serving.watch.statistics import BUCKETS_MS, ModelStatistics
 from tests.serving.running import map_of, replica
 
