@@ -53,11 +53,6 @@ def test_version_2_goes_up_to_the_group_that_can(tmp_path: Path) -> None:
     assert quota_parent(_own(tmp_path, "0::/app\n")) == (tmp_path / GROUPS, 2)
 
 
-def test_where_there_is_none_the_fix_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UnavailableError, match="whole cores"):
-        quota_parent(_own(tmp_path, "0::/\n"))
-
-
 @pytest.mark.parametrize(("cores", "limit"), [(0.5, "5000 10000"), (1.5, "15000 10000"), (0.05, "1000 20000")])
 def test_quotas_are_written_as_the_kernel_wants_them(tmp_path: Path, cores: float, limit: str) -> None:
     CpuQuota(tmp_path, 2)._limit(cores)

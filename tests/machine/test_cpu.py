@@ -53,12 +53,6 @@ def test_peaks_are_cores_times_clock_times_vector_width(tmp_path: Path) -> None:
     assert cpu.dram_bytes == 2**20
 
 
-def test_only_the_cores_of_the_affinity_count(tmp_path: Path) -> None:
-    cpu = local_cpu(_machine(tmp_path, [_processor(n) for n in range(4)]), affinity={1, 3})
-    assert cpu.compute_units == 2
-    assert cpu.flops_per_s["float32"] == pytest.approx(2 * 2.4e9 * 64)
-
-
 def test_two_threads_of_a_core_share_its_vector_units(tmp_path: Path) -> None:
     cpu = local_cpu(_machine(tmp_path, [_processor(0, core=0), _processor(1, core=0)]), affinity={0, 1})
     assert cpu.compute_units == 2
@@ -88,13 +82,6 @@ def test_an_unnamed_processor_without_proc_still_gives_a_device(tmp_path: Path) 
     assert cpu.compute_units == 2
     assert cpu.clock_mhz > 0
     assert cpu.l2_bytes > 0
-
-
-def test_the_largest_cache_level_is_the_last(tmp_path: Path) -> None:
-    base = "sys/devices/system/cpu/cpu0/cache/"
-    caches = {f"{base}index{n}/{k}": v for n, (level, size) in enumerate([("2", "1024K"), ("3", "32M")]) for k, v in
-              {"level": level, "size": size}.items()}  # fmt: skip
-    assert local_cpu(_machine(tmp_path, [_processor(0)], **caches), affinity={0}).l2_bytes == 32 * 2**20
 
 
 def test_a_version_2_quota_and_memory_limit_shrink_the_device(tmp_path: Path) -> None:

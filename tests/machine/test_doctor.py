@@ -73,10 +73,6 @@ def test_on_a_bare_machine_everything_missing_says_what_to_do(tmp_path: Path) ->
     assert all(finding.fix for finding in findings if finding.status is not Status.OK)
 
 
-def test_the_real_machine_can_be_examined() -> None:
-    assert examine_machine(MachineView(), Path("gpuprof-db"))
-
-
 def test_a_gpu_is_described_with_driver_memory_and_modes(tmp_path: Path) -> None:
     finding = _find_one(_bare(tmp_path, load={"pynvml": _nvml()}.get), "GPU 0")
     assert finding.status is Status.OK
@@ -130,15 +126,6 @@ def test_nsys_without_its_importer_is_limited(tmp_path: Path) -> None:
     assert finding.detail.startswith("2022.4.2.50, ")
 
 
-def test_an_importer_is_found_where_debian_puts_it(tmp_path: Path) -> None:
-    _write(tmp_path, "usr/lib/nsight-systems/host-linux-x64/QdstrmImporter")
-    assert _find_one(_with_nsys(tmp_path, "2022.4.2\n"), "nsys").status is Status.OK
-
-
-def test_a_profiler_that_does_not_run_is_limited(tmp_path: Path) -> None:
-    assert _find_one(_with_nsys(tmp_path, None), "nsys").detail.endswith("does not run")
-
-
 def test_ncu_is_found_beside_a_toolkit(tmp_path: Path) -> None:
     _write(tmp_path, "usr/local/cuda-13.0/bin/ncu")
     printed = "NVIDIA (R) Nsight Compute Command Line Profiler\nVersion 2025.3.1.0 (build 36398880) (public-release)\n"
@@ -179,11 +166,6 @@ def test_extras_name_the_packages_that_are_missing(tmp_path: Path) -> None:
 def _cuda_build(version: str = "1.31.1") -> SimpleNamespace:
     providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
     return SimpleNamespace(__version__=version, get_available_providers=lambda: providers)
-
-
-def test_an_onnx_runtime_that_cannot_be_imported_is_limited(tmp_path: Path) -> None:
-    broken = _bare(tmp_path, version={"onnxruntime": "1.20"}.get)
-    assert _find_one(broken, "ONNX Runtime").status is Status.LIMITED
 
 
 def test_the_version_of_onnx_runtime_is_the_modules_own(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpuprof.domain.catalogue import device
-from gpuprof.machine.gpu import device_name, local_gpus
+from gpuprof.machine.gpu import local_gpus
 
 A100_PLACES = {19: [(start, 1) for start in range(7)], 9: [(0, 4), (4, 4)]}
 
@@ -138,8 +138,3 @@ def test_an_unknown_board_is_scaled_from_one_of_its_capability() -> None:
 def test_a_board_of_an_unknown_capability_is_left_out() -> None:
     facts: dict[str, Any] = {"capability": (99, 0), "cores": 1, "sm_mhz": 1, "memory_mhz": 1, "bus_bits": 1}
     assert local_gpus(FakeDeviceNvml("NVIDIA Next", **facts)) == ()
-
-
-def test_a_board_has_the_name_of_the_catalogue_or_one_of_its_own() -> None:
-    assert device_name("NVIDIA H200") == "h200"
-    assert device_name("NVIDIA Frobnicator 9000 Ti") == "frobnicator-9000-ti"

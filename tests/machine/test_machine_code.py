@@ -51,11 +51,3 @@ def test_compiled_functions_answer_as_plain_ones_and_are_kept_on_disk(package: P
     assert not is_machine_code_cached(use)
     assert compile_function(use)(4.0, 5.0) == use(4.0, 5.0) == 11.0
     assert is_machine_code_cached(use)
-
-
-def test_code_runs_where_no_directory_can_be_written(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocked = package / "a_file"
-    blocked.touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
-    use = import_module("made_up_rules.user").use
-    assert compile_function(use)(4.0, 5.0) == 11.0

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gpuprof.machine.nvml import ask_nvml, decode_nvml, load_nvml, visible_sms
+from gpuprof.machine.nvml import ask_nvml, visible_sms
 
 
 class _RefusalError(Exception):
@@ -27,15 +26,6 @@ def test_what_a_gpu_or_an_older_binding_does_not_have_is_none() -> None:
     assert ask_nvml(nvml, "nvmlDeviceGetNumGpuCores", 0) is None
 
 
-def test_texts_of_older_bindings_are_decoded() -> None:
-    assert decode_nvml(b"NVIDIA A100") == decode_nvml("NVIDIA A100") == "NVIDIA A100"
-
-
-def test_without_the_binding_there_is_no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert load_nvml() is None
-
-
 def _driver(sms: int, fails: str = "") -> Any:
     def attribute(count: Any, number: int, device: Any) -> int:
         assert number == 16
@@ -53,7 +43,3 @@ def test_a_client_is_told_its_part_of_the_sms(monkeypatch: pytest.MonkeyPatch) -
     for fails in ("init", "attribute"):
         monkeypatch.setattr(ctypes, "CDLL", lambda name, fails=fails: _driver(66, fails))
         assert visible_sms() is None
-
-
-def test_without_a_driver_nothing_is_known() -> None:
-    assert visible_sms("libno-such-driver.so") is None

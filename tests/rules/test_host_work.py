@@ -58,19 +58,6 @@ def test_a_core_to_spare_takes_it_all() -> None:
     assert full[0].latency_ms[0] > 10.0
 
 
-def test_a_replica_of_several_cores_begins_on_all_of_them_at_once() -> None:
-    wide, narrow = disturb_servers(
-        WORK, [LoadedReplica(SERVER, 100.0, 50.0), LoadedReplica(SERVER, 100.0, 50.0)], Linear()
-    )
-    assert wide == narrow
-    of_four = replace(WORK, host_cores=4)
-    wide, narrow = disturb_servers(
-        of_four, [LoadedReplica(SERVER, 100.0, 75.0), LoadedReplica(SERVER, 100.0, 25.0)], Linear()
-    )
-    lost = [1.0 - 10.0 / server.latency_ms[0] for server in (wide, narrow)]
-    assert lost[0] / lost[1] == pytest.approx(part(0.5, 0.75) / part(0.5, 0.25))
-
-
 def test_short_batches_bear_what_long_ones_beside_them_are_spared() -> None:
     long = BatchServer((100.0,), 1, 0.0)
     short, spared = disturb_servers(WORK, [LoadedReplica(SERVER, 60.0, 50.0), LoadedReplica(long, 6.0, 50.0)], Linear())
@@ -118,10 +105,3 @@ def test_the_more_requests_come_the_less_each_takes() -> None:
     assert work.at(200.0).at(1e6) == work.at(200.0)
     assert HostWork(0.1, 0.5, 2).at(1e6).host_ms == 0.5
     assert HostWork(0.1, 0.5, 2, 0.7).at(1e6).host_ms == 0.5  # measured while something else ran
-
-
-def test_what_a_busy_machine_loses_is_what_a_request_takes_at_that_rate() -> None:
-    busy = [LoadedReplica(SERVER, BUSY_RPS / 2, 50.0)] * 2
-    disturbed = disturb_servers(HostWork(0.0, 1.0, 2, 0.5), busy, Linear())
-    assert disturbed == disturb_servers(HostWork(0.0, 0.5, 2), busy, Linear())
-    assert disturbed != disturb_servers(HostWork(0.0, 1.0, 2), busy, Linear())

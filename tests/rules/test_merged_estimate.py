@@ -30,10 +30,6 @@ def test_a_merged_batch_takes_as_long_as_its_models_one_after_the_other() -> Non
     assert estimate.workload == Workload("ab", 6, Share(50.0))
 
 
-def test_a_batch_with_one_request_costs_one_model_only() -> None:
-    assert ESTIMATOR.estimate("ab", plain_device(), 1, Share()).latency_ms.value == pytest.approx(3.0)
-
-
 def test_shared_weights_are_held_once() -> None:
     memory = ESTIMATOR.estimate("ab", plain_device(), 2, Share()).memory_bytes
     assert memory is not None

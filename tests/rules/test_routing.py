@@ -18,7 +18,6 @@ from gpuprof.rules.routing import (
     forecast_joining,
     is_refused,
     makes_oldest_late,
-    update_mean_left_ms,
 )
 
 
@@ -41,17 +40,9 @@ def test_requests_that_join_a_batch_do_not_raise_the_reserve() -> None:
     )
 
 
-def test_an_idle_replica_answers_after_the_time_of_one_request() -> None:
-    assert expected_finish_ms(load(latency=(4.0, 6.0))) == 4.0
-
-
 def test_full_batches_ahead_are_spread_over_the_processes() -> None:
     assert expected_finish_ms(load(waiting=4, busy=(0.0, 0.0), latency=(10.0, 12.0))) == 12.0 + 10.0
     assert expected_finish_ms(load(waiting=4, busy=(0.0,), latency=(10.0, 12.0))) == 24.0 + 10.0
-
-
-def test_a_busy_process_is_waited_for() -> None:
-    assert expected_finish_ms(load(busy=(7.0, 3.0))) == 13.0
 
 
 def test_a_batch_that_can_still_fill_waits_as_long_as_it_may() -> None:
@@ -131,23 +122,11 @@ def test_who_fills_a_batch_makes_nobody_wait_for_others() -> None:
     assert makes_oldest_late(2, 5.0, [0.0], (*latency, 40.0), 20.0, 50.0)  # with room for a fourth they are held
 
 
-def test_the_wait_of_arrivals_is_a_mean_over_as_many_as_are_counted() -> None:
-    mean = 0.0
-    for left in (8.0, 4.0):
-        mean = update_mean_left_ms(mean, left, 1.0 if mean == 0.0 else 2.0)
-    assert mean == 6.0
-    assert update_mean_left_ms(6.0, 10.0, 0.2) == 10.0
-
-
 def test_who_finds_a_process_idle_and_nobody_waiting_is_let_in_whatever_is_expected() -> None:
     assert not is_refused(0, 1, finish_ms=500.0, waited_ms=0.0, deadline_ms=100.0, reserve=0.1)
     assert is_refused(0, 0, finish_ms=91.0, waited_ms=0.0, deadline_ms=100.0, reserve=0.1)
     assert is_refused(1, 1, finish_ms=91.0, waited_ms=0.0, deadline_ms=100.0, reserve=0.1)
     assert not is_refused(1, 0, finish_ms=89.0, waited_ms=0.0, deadline_ms=100.0, reserve=0.1)
-
-
-def test_a_replica_without_a_living_process_never_answers() -> None:
-    assert expected_finish_ms(load(busy=())) == float("inf")
 
 
 def test_the_fastest_is_chosen_and_equals_take_turns() -> None:

@@ -18,12 +18,12 @@ from gpuprof.domain.catalogue import device
 from gpuprof.errors import UnavailableError
 from gpuprof.profiling.gpu import collectors
 from gpuprof.profiling.gpu.collectors import gpu_unavailable_reason
-from gpuprof.runtime import cuda_provider, gpu_probe
+from gpuprof.runtime import gpu_probe
 from gpuprof.runtime.cuda_provider import CUDA_OPTIONS, describe_missing_code, load_cuda_libraries
 from gpuprof.runtime.gpu_probe import GpuProbe, gpu_provider, probe_gpu, read_probe
 from gpuprof.runtime.gpu_session import open_on_gpu
 from gpuprof.runtime.providers import GPU_OPTIONS, ORT_CPU, ORT_CUDA
-from gpuprof.runtime.session import open_session, runtime_version, session_settings
+from gpuprof.runtime.session import open_session, session_settings
 from tests.profiling.models import write_mlp
 from tests.runtime.played_gpu import play_gpu
 
@@ -84,22 +84,6 @@ def test_a_provider_that_does_not_start_runs_nothing(monkeypatch: pytest.MonkeyP
 def test_what_the_attempt_says_becomes_one_reason(printed: Any, complaints: str, reason: str) -> None:
     output = "" if printed is None else f"noise\n{json.dumps({'probe': 'provider', **printed})}\n"
     assert reason in (read_probe(output, complaints).reason or "")
-
-
-def test_the_version_is_the_modules_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ort, "__version__", "0.0.1")
-    assert runtime_version() == ("onnxruntime", "0.0.1")
-
-
-def test_without_preloading_nothing_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    load_cuda_libraries.cache_clear()
-    monkeypatch.delattr(ort, "preload_dlls", raising=False)
-    assert load_cuda_libraries() == ()
-    load_cuda_libraries.cache_clear()
-
-
-def test_a_session_on_the_provider_that_was_asked_for_is_taken() -> None:
-    cuda_provider.check_provider(SimpleNamespace(get_providers=lambda: [ORT_CUDA, ORT_CPU]), ORT_CUDA, "m.onnx")
 
 
 def test_boards_that_the_installed_wheel_has_no_code_for_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +12,8 @@ import pytest
 from onnx import helper
 
 from gpuprof.domain.runtime_variant import Padding
-from gpuprof.errors import InputError, UnavailableError
-from gpuprof.runtime.gpu_session import GpuOptions, GpuSession, PinnedMemory, is_bindable, open_on_gpu
+from gpuprof.errors import InputError
+from gpuprof.runtime.gpu_session import GpuOptions, GpuSession, open_on_gpu
 from gpuprof.runtime.providers import GPU_OPTIONS
 from gpuprof.runtime.session import open_session
 from tests.runtime.played_gpu import PlayedMemory, PlayedSession, play_gpu
@@ -176,14 +175,6 @@ def test_without_cudas_runtime_batches_are_bound_one_by_one(opened: list[Any], t
     assert_answers(session, path, random_batch(4))
 
 
-def test_errors_of_cudas_runtime_are_reasons() -> None:
-    """The real library, which finds no GPU here."""
-    folder = pytest.importorskip("nvidia.cuda_runtime").__path__[0]
-    ctypes.CDLL(str(next(Path(folder, "lib").glob("libcudart.so*"))))
-    with pytest.raises(UnavailableError, match=r"CUDA's runtime reports error \d+"):
-        PinnedMemory().allocate(4096)
-
-
 def test_random_answers_prove_no_option(opened: list[Any], tmp_path: Path) -> None:
     nodes = [helper.make_node("RandomNormalLike", ["x"], ["r"]), helper.make_node("Add", ["x", "r"], ["y"])]
     path = write_model(tmp_path / "m.onnx", nodes, {"x": ["N", 4]}, {"y": ["N", 4]})
@@ -215,12 +206,3 @@ def test_a_model_without_a_batch_is_never_padded(opened: list[Any], tmp_path: Pa
     session = open_played(path, random_batch(), batch=None)
     assert session.options.graphs and session.options.padding is Padding.NONE
     assert_answers(session, path, random_batch(2))
-
-
-def test_only_tensors_of_numpys_types_are_bindable(tmp_path: Path) -> None:
-    assert is_bindable(open_session(product(tmp_path / "m.onnx"), threads=1))
-    text = write_model(
-        tmp_path / "t.onnx", [helper.make_node("Identity", ["x"], ["y"])], {"x": ["N"]}, {"y": ["N"]},
-        types={"x": 8, "y": 8},
-    )  # fmt: skip
-    assert not is_bindable(open_session(text, threads=1))

@@ -6,7 +6,6 @@ The wheel shares its module's name with the CPU build, so that it stands in a fo
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -62,13 +61,6 @@ except UnavailableError as error:
     assert "cannot be loaded" in refusal or "driver" in refusal  # without CUDA's libraries, or with them and no GPU
 
 
-def test_the_doctor_tries_it_and_names_the_library() -> None:
-    completed = _python("-m", "gpuprof", "doctor", "--json")
-    findings = {finding["name"]: finding for finding in json.loads(completed.stdout)}
-    assert findings["CUDA provider"]["status"] == "limited"
-    assert "does not start" in findings["CUDA provider"]["detail"] and findings["CUDA provider"]["fix"]
-
-
 def test_profiling_a_gpu_stores_no_figure_of_the_cpu(tmp_path: Path) -> None:
     played = tmp_path / "site"
     played.mkdir()
@@ -80,17 +72,3 @@ def test_profiling_a_gpu_stores_no_figure_of_the_cpu(tmp_path: Path) -> None:
     assert "does not start" in completed.stderr + completed.stdout
     rows = KernelDb(tmp_path / "db").read_table("models").to_pylist() if (tmp_path / "db").is_dir() else []
     assert [row for row in rows if row["latency_mean_ms"] is not None] == []
-
-
-def test_serving_on_a_gpu_is_refused_by_the_worker(tmp_path: Path) -> None:
-    model = write_mlp(tmp_path / "m.onnx")
-    program = f"""
-from gpuprof.errors import UnavailableError
-from gpuprof.serving.worker.worker import open_runtime
-try:
-    open_runtime("m", "1", {str(model)!r}, batch=1, threads=1, provider={ORT_CUDA!r})
-except UnavailableError as error:
-    print(error.message)
-"""
-    completed = _python("-c", program)
-    assert "does not start" in completed.stdout, completed.stderr

@@ -237,40 +237,6 @@ def test_when_the_rate_doubles_another_map_is_applied_and_goodput_recovers(place
     assert read_map(placed_folder / "map.adapted.json").models["net"].slo_ms == 800.0
 
 
-@pytest.mark.slow
-def test_capacity_moves_between_services_of_one_model_as_the_load_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = "service,model,rate_rps,slo_ms\nquiet,net,2,1500\nbusy,net,9,1500\n"
-    place_on(tmp_path, monkeypatch, "v100:1", table)
-    first = read_map(tmp_path / "first.json")
-    document = json.loads((tmp_path / "first.json").read_text())
-    what = ("--simulate", "--adapt", "--adapt-period", "2", "--db", "gpuprof-db", "--log", "json")
-    streams = (RequestStream("quiet", 9.0, 1500.0), RequestStream("busy", 2.0, 1500.0))  # the other way round
-    with running(tmp_path, document, *what) as server:
-        with Loaded(Target.parse(server.url), *streams) as loaded:
-
-            def has_moved() -> bool:
-                path = tmp_path / "map.adapted.json"
-                return path.exists() and read_map(path).models["quiet"].rate_rps > 6.0
-
-            assert eventually(has_moved, limit_s=300.0)
-            assert eventually(lambda: all(row.in_slo == row.sent for row in loaded.results[-2:]), limit_s=300.0)
-        server.stop()
-    assert all(result.lost == result.failed == 0 for result in loaded.results)
-    assert {result.model for result in loaded.results} == {"quiet", "busy"}
-    now = read_map(tmp_path / "map.adapted.json")
-    assert {name: model.source_model for name, model in now.models.items()} == {"quiet": "net", "busy": "net"}
-    assert now.predicted.gpus == first.predicted.gpus == 1
-    # Half each is a good answer to both loads.
-    assert _share_of(now, "quiet") >= _share_of(first, "quiet")
-    assert _share_of(now, "busy") <= _share_of(first, "busy")
-
-
-def _share_of(deployment: DeploymentMap, model: str) -> float:
-    return sum(replica.sm_share_pct for *_, replica in deployment.places() if replica.model == model)
-
-
 def test_without_a_database_it_is_said_at_the_start(placed_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "first.json", "--simulate", "--adapt", "--db", "nowhere"]) == 3
     assert "nowhere does not exist" in capsys.readouterr().err

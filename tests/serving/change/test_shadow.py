@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from gpuprof.errors import UnavailableError
 from gpuprof.load.load import LoadSettings, RequestStream, run_load
 from gpuprof.load.target import Target
-from gpuprof.machine.cgroup import own_cores, quota_parent
 from gpuprof.rules.cpu_slices import CpuSlice
 from gpuprof.serving.machine.orders import GpuShare, WorkerOrder
 from gpuprof.serving.plan.serving_plan import SpareResources, Standby
 from gpuprof.serving.router.served_replica import ReplicaPlan
 from gpuprof.serving.router.simulated_worker import SIMULATED_PROVIDER
 from tests.reruns import serves_in_real_time
-from tests.serving.running import RunningServer, eventually, has_ended, map_of, replica, running, send_until
+from tests.serving.running import map_of, replica, running, send_until
 from tests.serving.test_apply import apply
 from tests.serving.test_reliability import Askers, figure
 
@@ -122,66 +117,3 @@ def test_a_model_that_keeps_its_slo_keeps_its_worker(tmp_path: Path) -> None:
         run_load(Target.parse(server.url), [RequestStream("m", 50.0, 500.0)], LoadSettings(2.5, 0.0, clients=1))
         _, errors = server.stop()
     assert decisions(errors, "takes over") == []
-
-
-class SlowedServer:
-    """A process that stands still most of the time, until it is left."""
-
-    def __init__(self, process: psutil.Process) -> None:
-        self._process = process
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._slow)
-
-    def __enter__(self) -> SlowedServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _slow(self) -> None:
-        try:
-            while not self._stop.is_set():
-                self._process.suspend()
-                time.sleep(0.25)
-                self._process.resume()
-                time.sleep(0.02)
-        except psutil.NoSuchProcess:
-            pass  # it has been replaced
-
-
-def quota_of(server: RunningServer) -> list[str]:
-    parent, _ = quota_parent()
-    return [group.name for group in parent.glob(f"gpuprof-serve-{server.process.pid}-*")]
-
-
-@pytest.mark.slow
-def test_a_real_worker_made_slow_is_replaced_and_no_request_is_lost(tmp_path: Path) -> None:
-    try:
-        quota_parent()
-    except UnavailableError as reason:
-        pytest.skip(str(reason))
-    share = 50.0 / len(own_cores())  # half a core: there is room for more
-    document = map_of({"m": "null:4"}, [replica("m", sm_share_pct=share)], slo_ms=150.0)
-    with running(tmp_path, document, "--shadow", "--log", "json", "--hang-s", "30") as server:
-        first = next(worker for worker in server.workers() if worker.cpu_times().user >= 0)
-        serving = _serving_worker(server)
-        assert first.is_running() and len(server.workers()) == 2
-        with Askers(server, "m", 4) as askers, SlowedServer(serving):
-            assert eventually(lambda: has_ended(serving))
-            time.sleep(0.5)
-        assert len(server.workers()) == 1
-        assert server.infer("m", [1.0])[0] == 200
-        _, errors = server.stop()
-    assert askers.wrong == askers.lost == []
-    assert set(askers.statuses) <= {200, 503}  # what cannot be in time is refused, not lost
-    (decision,) = decisions(errors, "standby takes over")
-    assert decision["new_share_pct"] > decision["share_pct"]
-
-
-def _serving_worker(server: RunningServer) -> psutil.Process:
-    """Return the worker that answers: its control group is not a standby's."""
-    parent, _ = quota_parent()
-    (group,) = [g for g in parent.glob(f"gpuprof-serve-{server.process.pid}-*") if not g.name.endswith("-shadow")]
-    return psutil.Process(int((group / "cgroup.procs").read_text().split()[0]))

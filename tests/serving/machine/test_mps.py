@@ -23,18 +23,6 @@ from tests.serving.running import map_of, replica
 pytestmark = serves_in_real_time
 
 
-def test_the_environment_binds_device_percentage_and_memory() -> None:
-    share = GpuShare("GPU-1", 37.5, 1 << 30)
-    assert share.environment(MpsDaemon("/pipes", "/logs")) == {
-        "CUDA_VISIBLE_DEVICES": "GPU-1",
-        "CUDA_MPS_PIPE_DIRECTORY": "/pipes",
-        "CUDA_MPS_LOG_DIRECTORY": "/logs",
-        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "37.5",
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1024M",
-    }
-    assert share.environment(None) == {"CUDA_VISIBLE_DEVICES": "GPU-1"}
-
-
 def test_workers_of_one_gpu_share_a_daemon_that_ends_with_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     running: list[str] = []
     ended: list[str] = []

@@ -150,16 +150,6 @@ def test_a_server_sends_its_spans_to_a_collector(tmp_path: Path, collector: str)
     assert names.count("infer m") == names.count("queue") == names.count("scatter") == 3
 
 
-@pytest.mark.slow
-def test_a_collector_that_is_away_harms_nobody(tmp_path: Path) -> None:
-    document = map_of({"m": "null:4"}, [replica("m")])
-    with running(tmp_path, document, "--simulate", "--otlp", "http://127.0.0.1:1") as server:
-        assert server.infer("m", [1.0])[0] == 200
-        code, errors = server.stop()
-    assert code == 0
-    assert "Traceback" not in errors
-
-
 def test_what_is_no_address_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import json
 

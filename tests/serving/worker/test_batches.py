@@ -50,17 +50,6 @@ def test_bound_inputs_give_what_unbound_ones_give(tmp_path: Path) -> None:
         assert actual.dtype == expected.dtype and actual.tolist() == expected.tolist()
 
 
-def test_only_the_wanted_outputs_are_bound(tmp_path: Path) -> None:
-    types = {name: kind for name, kind in TYPES.items() if name in ("FP32", "INT64")}
-    identity(path := tmp_path / "m.onnx", types)
-    runtime = bound(path)
-    inputs: list[Any] = [np.full((2, 3), 1, np.float32), np.full((2, 3), 2, np.int64)]
-    order = [spec.datatype for spec in runtime.spec.inputs]
-    inputs = inputs if order == ["FP32", "INT64"] else inputs[::-1]
-    (only,) = runtime.run(inputs, [1])
-    assert only.dtype == inputs[1].dtype
-
-
 @pytest.mark.parametrize("kind", ["BYTES", "BF16"])
 def test_what_cannot_be_bound_is_run_as_it_is(tmp_path: Path, kind: str) -> None:
     identity(path := tmp_path / "m.onnx", {kind: TYPES[kind]})

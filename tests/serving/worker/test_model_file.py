@@ -12,7 +12,7 @@ from gpuprof.errors import InputError
 from gpuprof.graph.file import read_onnx
 from gpuprof.serving.worker.worker import check_model_file
 from tests.reruns import serves_in_real_time
-from tests.serving.running import eventually, map_of, replica, running
+from tests.serving.running import map_of, replica, running
 from tests.small_models import floats, write_model
 
 pytestmark = serves_in_real_time
@@ -50,26 +50,6 @@ def test_data_that_stands_outside_of_the_file_counts(tmp_path: Path) -> None:
     data.write_bytes(bytes(data.stat().st_size))
     with pytest.raises(InputError, match="is not the file"):
         check_model_file(path, planned)
-
-
-@pytest.mark.slow
-def test_a_worker_does_not_come_back_with_another_model(tmp_path: Path) -> None:
-    path = adder(tmp_path / "m.onnx")
-    document = map_of({"m": str(path)}, [replica("m")])
-    document["models"]["m"]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-    with running(tmp_path, document) as server:
-        assert server.infer("m", [1.0])[1]["outputs"][0]["data"] == [1.5]
-        adder(path, 7.0)
-        server.workers()[0].kill()
-
-        def is_refused() -> bool:
-            lines = server.get("/metrics")[1].decode().splitlines()
-            return any(line.startswith("gpuprof_worker_refusals_total") and not line.endswith(" 0.0") for line in lines)
-
-        assert eventually(is_refused)
-        assert server.infer("m", [1.0])[0] == 503
-        _, log = server.stop()
-        assert "m.onnx is not the file that the map was planned with" in log
 
 
 @pytest.mark.slow

@@ -68,12 +68,6 @@ def test_one_that_cannot_load_its_model_says_why_if_anybody_is_there(router: soc
     assert frame is not None and frame.kind == FrameKind.REFUSED and "nowhere.onnx" in frame.head[1]
 
 
-def test_nor_does_it_fail_when_nobody_is(router: socket.socket) -> None:
-    BlockingStream(router).send(FrameKind.RUN, {**ORDER, "path": "nowhere.onnx"})
-    router.close()
-    assert work() == 0
-
-
 @pytest.mark.parametrize(
     ("op", "memory", "sizes"),
     [
