@@ -94,22 +94,17 @@ class GrpcCalls:
 
     def _check_health(self, connection: HttpClient, head: HttpHead, body: RequestBody) -> None:
         if body.data not in _HEALTH_REQUESTS:
-            connection.refuse(RefusedError(HTTPStatus.NOT_FOUND, "there is no such service"))
-        else:
-            connection.respond(200, CONTENT_GRPC, _SERVING if self._router.is_ready else _NOT_SERVING)
+            raise RefusedError(HTTPStatus.NOT_FOUND, "there is no such service")
+        connection.respond(200, CONTENT_GRPC, _SERVING if self._router.is_ready else _NOT_SERVING)
 
     def _infer(self, client: HttpClient, head: HttpHead, body: RequestBody) -> None:
         timeout = head.headers.get(b"grpc-timeout")
         limit_ms = None if timeout is None else read_timeout_ms(timeout)
-        try:
-            # Clients leave small messages uncompressed, whatever the header says.
-            if head.headers.get(b"grpc-encoding", b"identity") != b"identity" and is_compressed(body.data):
-                body = self._service.inflate(body)
-            model, request = self.read(body.data)
-            self._service.submit(client, answer_infer, head.traceparent, limit_ms, model, request, body)
-        except RefusedError as refusal:
-            self._service.release(body.slot)
-            client.refuse(refusal)
+        # Clients leave small messages uncompressed, whatever the header says.
+        if head.headers.get(b"grpc-encoding", b"identity") != b"identity" and is_compressed(body.data):
+            self._service.inflate(body)
+        model, request = self.read(body.data)
+        self._service.submit(client, answer_infer, head.traceparent, limit_ms, model, request, body)
 
     def read(self, data: Buffer) -> tuple[ServedModel, InferRequest]:
         """Return the model and the request of a ModelInferRequest. Raises `RefusedError` when either is wrong."""
@@ -165,14 +160,8 @@ def _describe(
         request = request_class.FromString(bytes(body.data))
     except DecodeError:
         text = "the message is not what this method takes"
-        connection.refuse(RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, text))
-        return
-    try:
-        response = response_class(**answer(request))
-    except RefusedError as refusal:
-        connection.refuse(refusal)
-    else:
-        connection.respond(200, CONTENT_GRPC, response.SerializeToString())
+        raise RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, text) from None
+    connection.respond(200, CONTENT_GRPC, response_class(**answer(request)).SerializeToString())
 
 
 def read_timeout_ms(text: bytes) -> float | None:

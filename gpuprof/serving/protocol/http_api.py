@@ -9,7 +9,7 @@ from functools import partial
 from http import HTTPStatus
 from urllib.parse import unquote
 
-from gpuprof.serving.protocol.descriptions import HttpDescriptions
+from gpuprof.serving.protocol.descriptions import Descriptions
 from gpuprof.serving.protocol.grpc_calls import GrpcCalls
 from gpuprof.serving.protocol.http_connection import SCRATCH_BYTES, CachedHead, HttpConnection
 from gpuprof.serving.protocol.http_message import (
@@ -20,6 +20,7 @@ from gpuprof.serving.protocol.http_message import (
     Route,
     allow_only,
     is_own_host,
+    respond_json,
 )
 from gpuprof.serving.protocol.inference_service import InferenceService, refuse_long_text
 from gpuprof.serving.router.infer_request import (
@@ -85,7 +86,7 @@ class HttpApi:
         self._own_hosts = None if guarded else {settings.host.lower(), "localhost.localdomain"}
         self._refusals: Counter[tuple[str, int, str]] = Counter()
         self._stalls = StallMeter(time.monotonic()) if stalls is None else stalls
-        self._descriptions = HttpDescriptions(router, self._find_figures)
+        self._descriptions = Descriptions(router)
         self.grpc = GrpcCalls(self.service)
 
     def find_route(self, head: HttpHead) -> Route:
@@ -108,40 +109,68 @@ class HttpApi:
         path = head.target.split(b"?", 1)[0].decode("latin-1")
         words = [unquote(word) for word in path.strip("/").split("/")]
         method = "GET" if head.method == b"HEAD" else head.method.decode("latin-1")
+        described, router = self._descriptions, self.router
         route = None
         match words:
             case ["v2", "models", name, "infer"]:
-                return allow_only("POST", method, self._infer_route(self.router.find(name, "")))
+                return allow_only("POST", method, self._infer_route(router.find(name, "")))
             case ["v2", "models", name, "versions", version, "infer"]:
-                return allow_only("POST", method, self._infer_route(self.router.find(name, version)))
+                return allow_only("POST", method, self._infer_route(router.find(name, version)))
+            case ["v2", "repository", "index"]:
+                return allow_only("POST", method, _document(described.list_repository))
             case _ if head.is_grpc and head.target.startswith(_GRPC_PREFIXES):
-                route = self.grpc.find_route(head.target)
-            case _:
-                route = self._descriptions.find(words, method)
+                return self.grpc.find_route(head.target)
+            case ["metrics"]:
+                route = Route(self._answer_metrics)
+            case ["v2"]:
+                route = _document(described.describe_server)
+            case ["v2", "health", "live"]:
+                route = _status(lambda: True)
+            case ["v2", "health", "ready"]:
+                route = _status(lambda: router.is_ready)
+            case ["v2", "models", "stats"]:
+                route = _document(described.describe_statistics)
+            case ["v2", "models", name, "versions", version, *rest]:
+                route = self._find_of_model(name, version, rest)
+            case ["v2", "models", name, *rest]:
+                route = self._find_of_model(name, "", rest)
         if route is None:
             raise RefusedError(HTTPStatus.NOT_FOUND, f"there is nothing at {path[:100]!r}")
-        return route
+        return allow_only("GET", method, route)
+
+    def _find_of_model(self, name: str, version: str, rest: list[str]) -> Route | None:
+        described, router = self._descriptions, self.router
+        router.find(name, version)
+        match rest:
+            case []:
+                return _document(partial(described.describe_model, name, version))
+            case ["ready"]:
+                return _status(lambda: router.find(name, version).is_ready)
+            case ["config"]:
+                return _document(partial(described.describe_config, name, version))
+            case ["stats"]:
+                return _document(partial(described.describe_statistics, name, version))
+        return None
 
     def _infer_route(self, model: ServedModel) -> Route:
         return Route(partial(self._infer, model), self._max_body_bytes, True, partial(_refuse_early, model))
 
-    def _find_figures(self) -> ProtocolFigures:
-        return ProtocolFigures(self._refusals, self.turned_away, self._stalls, self.count_edge_restarts())
+    def _answer_metrics(self, client: HttpClient, head: HttpHead, body: RequestBody) -> None:
+        from gpuprof.serving.protocol.metrics import CONTENT_TYPE, render_metrics
+
+        figures = ProtocolFigures(self._refusals, self.turned_away, self._stalls, self.count_edge_restarts())
+        client.respond(200, CONTENT_TYPE, render_metrics(self.router, figures))
 
     def count_refusal(self, refusal: RefusedError, protocol: str = "http") -> None:
         """Count a refusal by protocol, status and reason."""
         self._refusals[protocol, refusal.status.value, refusal.reason] += 1
 
     def _infer(self, model: ServedModel, client: HttpClient, head: HttpHead, body: RequestBody) -> None:
-        try:
-            if head.coding is not None:
-                body = self.service.inflate(body)
-                body.json_bytes = head.find_json_length(len(body.data))
-            request = self._read(model, body)
-            self.service.submit(client, self._answer_request, head.traceparent, None, model, request, body)
-        except RefusedError as refusal:
-            self.service.release(body.slot)
-            client.refuse(refusal)
+        if head.coding is not None:
+            self.service.inflate(body)
+            body.json_bytes = head.find_json_length(len(body.data))
+        request = self._read(model, body)
+        self.service.submit(client, self._answer_request, head.traceparent, None, model, request, body)
 
     def _read(self, model: ServedModel, body: RequestBody) -> InferRequest:
         data, size = body.data, body.json_bytes
@@ -194,3 +223,20 @@ class HttpApi:
 def _refuse_early(model: ServedModel, text: Buffer, client: str) -> None:
     """Refuse a request before its tensors have arrived if it could not be answered in time."""
     model.refuse_early(partial(read_json_urgency, text), client)
+
+
+def _document(describe: Callable[[], object]) -> Route:
+    """Return a route to a JSON document."""
+    return Route(lambda client, head, body: respond_json(client, 200, describe()))
+
+
+def _status(check: Callable[[], bool]) -> Route:
+    """Return a route to a status without content."""
+
+    def handle(client: HttpClient, head: HttpHead, body: RequestBody) -> None:
+        if check():
+            client.respond(200, CONTENT_JSON, b"")
+        else:
+            respond_json(client, 503, {"error": "not ready"})
+
+    return Route(handle)

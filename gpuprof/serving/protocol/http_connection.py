@@ -292,7 +292,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             body = RequestBody(data[stop:position], cached.json_bytes, arrived=arrival)
             self._head, self._keep_alive, self.busy = cached.head, cached.head.keep_alive, True
             self.peer = cached.peer or self._address
-            cached.route.handle(self, cached.head, body)
+            self._call(cached.route, cached.head, body)
         return position
 
     def _begin_request(self, text: bytes, arrival: float) -> None:
@@ -431,7 +431,14 @@ class HttpConnection(asyncio.BufferedProtocol):
             assert incoming.refusal is not None
             self.refuse(incoming.refusal)
             return
-        incoming.route.handle(self, incoming.head, incoming.body)
+        self._call(incoming.route, incoming.head, incoming.body)
+
+    def _call(self, route: Route, head: HttpHead, body: RequestBody) -> None:
+        try:
+            route.handle(self, head, body)
+        except RefusedError as refusal:
+            self._owner.service.release(body.slot)
+            self.refuse(refusal)
 
     def _release(self, incoming: _Incoming) -> None:
         """Release the memory of an unneeded body."""

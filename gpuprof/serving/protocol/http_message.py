@@ -95,7 +95,7 @@ class HttpClient(Protocol):
 class Route:
     """The handling of a request."""
 
-    #: Called with the client, the head and the body; answers now or later.
+    #: Called with the client, the head and the body; answers now or later, or raises `RefusedError`.
     handle: Callable[[HttpClient, HttpHead, RequestBody], None]
     max_body: int = MAX_DISCARDED_BYTES  #: Most bytes of the body.
     reads_body: bool = False  #: True if the body is needed; other bodies are discarded.

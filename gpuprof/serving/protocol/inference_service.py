@@ -101,14 +101,14 @@ class InferenceService:
         view[:] = data
         return RequestBody(view, json_bytes, slot.offset, slot, arrived)
 
-    def inflate(self, body: RequestBody) -> RequestBody:
-        """Return the decompressed body, and give the memory of the compressed one back. Raises `RefusedError`."""
+    def inflate(self, body: RequestBody) -> None:
+        """Decompress a body, and give the memory of the compressed one back. Raises `RefusedError`."""
         if not is_compressed(body.data):
             raise bad_request("the body is not compressed as its headers say")
         data = inflate(body.data, self.max_body_bytes)
         inflated = self.hold(data, len(data), body.arrived)
         self.release(body.slot)
-        return inflated
+        body.data, body.offset, body.slot = inflated.data, inflated.offset, inflated.slot
 
 
 def is_compressed(message: Buffer) -> bool:
