@@ -17,7 +17,6 @@ from gpuprof.pipeline.profile_settings import ProfileWorkloads, ReportSettings
 from gpuprof.pipeline.result import Result
 from gpuprof.profiling.gpu.gpu_rows import Recording
 from gpuprof.profiling.gpu.replay import (
-    ReplayCollector,
     device_of_recording,
     ingest,
     read_report_set,
@@ -94,9 +93,7 @@ def ingest_reports(
             part = resolve_shares(workloads.shares, target)[0] if workloads.shares else Share()
             name = model or (models[0] if models else None)
             job = replayed_job(name, batch or batches[0], part, files, recorded)
-            collected = ingest(
-                KernelDb.create(database_path(workloads.db)), ReplayCollector(files, recording), job, target
-            )
-            notes += collected.notes
-            rows += collected.models
+            row, remarks = ingest(KernelDb.create(database_path(workloads.db)), recording, files, job, target)
+            notes += remarks
+            rows.append(row)
     return IngestResult(notes=tuple(dict.fromkeys(notes)), models=tuple(rows), share=part)

@@ -26,7 +26,6 @@ COLLECTORS: Mapping[str, str] = MappingProxyType(
         "cupti": "gpuprof.profiling.gpu.collectors:CuptiCollector",
         "ncu": "gpuprof.profiling.gpu.collectors:NcuCollector",
         "nvml": "gpuprof.profiling.gpu.collectors:GpuCollector",
-        "replay": "gpuprof.profiling.gpu.replay:ReplayCollector",
     }
 )
 

@@ -12,12 +12,9 @@ from gpuprof.errors import UnavailableError
 from gpuprof.profiling.collector import COLLECTORS, Collector, choose_collector
 from gpuprof.profiling.contract import CollectorContract
 from gpuprof.profiling.gpu.collectors import NsysNcuCollector
-from gpuprof.profiling.gpu.replay import ReplayCollector
 from gpuprof.profiling.worker.job import Request
 from tests.profiling.gpu.test_collectors import tools
 from tests.profiling.models import write_mlp
-from tests.profiling.ncu_files import kernel, raw_csv
-from tests.profiling.nsys_files import two_runs
 from tests.profiling.requests import a_request
 
 __all__ = ["tools"]
@@ -31,16 +28,6 @@ def _directory() -> tempfile.TemporaryDirectory[str]:
 def _request() -> Request:
     path = Path(_directory().name) / "mlp.onnx"
     return replace(a_request(path if path.exists() else write_mlp(path)), device=device("v100"))
-
-
-class TestReplay(CollectorContract):
-    def make_collector(self) -> Collector:
-        directory = Path(_directory().name)
-        (directory / "r.csv").write_text(raw_csv([kernel(f"k{i % 2}(float*)", grid=80 + i) for i in range(3)]))
-        return ReplayCollector([two_runs().write(directory / "r.sqlite"), directory / "r.csv"])
-
-    def make_request(self) -> Request:
-        return _request()
 
 
 @pytest.mark.usefixtures("tools")

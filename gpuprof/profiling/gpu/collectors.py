@@ -32,12 +32,13 @@ from gpuprof.profiling.gpu.gpu_rows import (
 )
 from gpuprof.profiling.gpu.nvml import NvmlFigures, NvmlSampler, driver_version, idle_figures, nvml_unavailable_reason
 from gpuprof.profiling.gpu.recording import (
-    RecordedFiles,
     Timelines,
     UnreadError,
     describe_recording_errors,
+    join_node_profile,
     join_recording,
     nvtx_unavailable_reason,
+    read_kineto,
     record_with_kineto,
     run_for_recording,
     run_nodes_for_recording,
@@ -240,10 +241,10 @@ class GpuCollector:
             if recorder is not None:
                 recorder.send(record_with_kineto, job.path, job.inputs(), directory, gpu)
                 recorder.receive(limits.tool_s)
-                return RecordedFiles(directory).read_kineto(), ()
+                return read_kineto(directory), ()
             plain = self._nsys_timeline(request, directory, environment, gpu, with_nodes=False)
             record = lambda: self._nsys_timeline(request, directory, environment, gpu, with_nodes=True)  # noqa: E731
-            return RecordedFiles(directory).join(plain, record), ()
+            return join_node_profile(directory, plain, record), ()
         except UnavailableError as error:
             if recorder is None and not (environment and isinstance(error, UnreadError)):
                 raise
@@ -263,7 +264,7 @@ class GpuCollector:
                 if self.timeline == "cupti":
                     with self._worker(request.job, environment) as worker:
                         worker.call(record_with_kineto, request.job.path, request.job.inputs(), Path(name), gpu)
-                    plain = RecordedFiles(Path(name)).read_kineto().plain
+                    plain = read_kineto(Path(name)).plain
                 else:
                     plain = self._nsys_timeline(request, Path(name), environment, gpu, with_nodes=False)
             except UnreadError as error:

@@ -235,8 +235,6 @@ def kernel_rows(request: Request, kernels: pd.DataFrame) -> tuple[KernelRow, ...
         return ()
     last = kernels[kernels["repeat"] > kernels["repeat"].max() - KERNEL_REPEATS]
     ops = {op.name: op for op in request.job.graph.ops}
-    if len(ops) == 1:  # all kernels of a single-op model belong to this op
-        last = last.assign(range=next(iter(ops)))
     if "op_name" not in last:
         names = [name if isinstance(name, str) and name else None for name in column(last, "range").tolist()]
         types = column(last, "op_type").tolist()
@@ -280,8 +278,9 @@ def op_rows(request: Request, recording: Recording) -> tuple[OpRow, ...]:
     if not len(kernels) or not ops:
         return ()
     names = {op.name: op.name for op in ops}
-    owned = pd.Series([ops[0].name] * len(kernels)) if len(ops) == 1 else column(kernels, "range").map(names)
-    timed = kernels.assign(op=owned.to_numpy())[["op", "repeat", "duration_ns"]].dropna(subset=["op"])
+    timed = kernels.assign(op=column(kernels, "range").map(names).to_numpy())[["op", "repeat", "duration_ns"]].dropna(
+        subset=["op"]
+    )
     if not len(timed):
         return ()
     sums = timed.groupby(["op", "repeat"])["duration_ns"].sum()

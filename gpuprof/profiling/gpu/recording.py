@@ -29,55 +29,12 @@ from gpuprof.profiling.worker.tasks import WARM_UP_RUNS, Feeds, Resident, Run, s
 from gpuprof.runtime.gpu_session import GpuOptions
 
 _REPEATS = 5
+#: Files of a recorded model: torch.profiler's trace of the plain runs, and of the runs with ONNX Runtime's profile; the
+#: graph executed by ONNX Runtime.
+KINETO, KINETO_NODES, EXECUTED = "kineto.json", "kineto_nodes.json", "executed.onnx"
+#: JSON with ``profile``, ONNX Runtime's, and ``epoch_ns``, Unix time at its clock's zero; or ``error``.
+INDEX = "nodes.json"
 _NO_NVTX = "nvtx, which marks the runs, is not installed: pip install nvtx"
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedFiles:
-    """Files of a recorded model in a directory."""
-
-    directory: Path
-
-    @property
-    def kineto(self) -> Path:
-        """Trace of torch.profiler of the plain runs."""
-        return self.directory / "kineto.json"
-
-    @property
-    def kineto_nodes(self) -> Path:
-        """Trace of torch.profiler of the runs with ONNX Runtime's profile."""
-        return self.directory / "kineto_nodes.json"
-
-    @property
-    def executed(self) -> Path:
-        """Graph executed by ONNX Runtime."""
-        return self.directory / "executed.onnx"
-
-    @property
-    def index(self) -> Path:
-        """JSON with ``profile``, ONNX Runtime's, and ``epoch_ns``, Unix time at its clock's zero; or ``error``."""
-        return self.directory / "nodes.json"
-
-    def read_kineto(self) -> Timelines:
-        """Return the timelines of torch.profiler. Raises `UnreadError` when these cannot be read."""
-        with describe_recording_errors():
-            plain = read_json_trace(self.kineto).select_runs()
-            return self.join(plain, lambda: read_json_trace(self.kineto_nodes).select_runs())
-
-    def join(self, plain: Timeline, record: Callable[[], Timeline]) -> Timelines:
-        """Return the plain timeline and the timeline of ``record`` with kernels tied to nodes.
-
-        If that fails, the plain timeline replaces the second, with a note.
-        """
-        try:
-            recorded = record()
-            index = json.loads(self.index.read_text(encoding="utf-8"))
-            if "error" in index:
-                raise UnavailableError(index["error"])
-            profile = replace(read_json_trace(Path(index["profile"])), epoch_ns=index["epoch_ns"])
-            return Timelines(plain, join_nodes(recorded, profile), read_executed(self.executed))
-        except (GpuprofError, OSError, ValueError) as error:
-            return Timelines(plain, replace(plain, notes=(*plain.notes, f"kernels are not tied to nodes: {error}")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +44,29 @@ class Timelines:
     plain: Timeline
     nodes: Timeline
     executed: tuple[ExecutedNode, ...] = ()
+
+
+def read_kineto(directory: Path) -> Timelines:
+    """Return the timelines of `record_with_kineto`. Raises `UnreadError` when these cannot be read."""
+    with describe_recording_errors():
+        plain = read_json_trace(directory / KINETO).select_runs()
+        return join_node_profile(directory, plain, lambda: read_json_trace(directory / KINETO_NODES).select_runs())
+
+
+def join_node_profile(directory: Path, plain: Timeline, record: Callable[[], Timeline]) -> Timelines:
+    """Return the plain timeline and the timeline of ``record`` with kernels tied to nodes.
+
+    If that fails, the plain timeline replaces the second, with a note.
+    """
+    try:
+        recorded = record()
+        index = json.loads((directory / INDEX).read_text(encoding="utf-8"))
+        if "error" in index:
+            raise UnavailableError(index["error"])
+        profile = replace(read_json_trace(Path(index["profile"])), epoch_ns=index["epoch_ns"])
+        return Timelines(plain, join_nodes(recorded, profile), read_executed(directory / EXECUTED))
+    except (GpuprofError, OSError, ValueError) as error:
+        return Timelines(plain, replace(plain, notes=(*plain.notes, f"kernels are not tied to nodes: {error}")))
 
 
 def run_for_recording(
@@ -102,31 +82,30 @@ def run_nodes_for_recording(
     resident: Resident, model: Path, feeds: Feeds, directory: Path, gpu: GpuOptions | None
 ) -> None:
     """Run a model repeatedly, each run in a range, profiled by ONNX Runtime while an external profiler records."""
-    _record_nodes(resident, model, feeds, gpu, RecordedFiles(directory), lambda: nullcontext(_nvtx()))
+    _record_nodes(resident, model, feeds, gpu, directory, lambda: nullcontext(_nvtx()))
 
 
 def record_with_kineto(resident: Resident, model: Path, feeds: Feeds, directory: Path, gpu: GpuOptions | None) -> None:
     """Record a model with torch.profiler, without and with ONNX Runtime's own profile."""
-    files = RecordedFiles(directory)
     run = resident.run_of(model, feeds, gpu)
     _run_marked(run, WARM_UP_RUNS, lambda name: nullcontext())
-    with _kineto(files.kineto) as mark:
+    with _kineto(directory / KINETO) as mark:
         _run_marked(run, _REPEATS, mark)
     del run  # release its memory before another session takes as much
     try:
-        _record_nodes(resident, model, feeds, gpu, files, lambda: _kineto(files.kineto_nodes))
+        _record_nodes(resident, model, feeds, gpu, directory, lambda: _kineto(directory / KINETO_NODES))
     except GpuprofError as error:  # the plain recording remains valid
-        files.index.write_text(json.dumps({"error": str(error)}), encoding="utf-8")
+        (directory / INDEX).write_text(json.dumps({"error": str(error)}), encoding="utf-8")
 
 
 def _record_nodes(
-    resident: Resident, model: Path, feeds: Feeds, gpu: GpuOptions | None, files: RecordedFiles, recorder: Any
+    resident: Resident, model: Path, feeds: Feeds, gpu: GpuOptions | None, directory: Path, recorder: Any
 ) -> None:
     """Record with ONNX Runtime's profile of its nodes, and write the profile and the executed graph.
 
     Without CUDA graphs, which launch the kernels of all nodes at once.
     """
-    session = resident.open(model, gpu, profile_prefix=str(files.directory / "nodes"), optimized_path=files.executed)
+    session = resident.open(model, gpu, profile_prefix=str(directory / "nodes"), optimized_path=directory / EXECUTED)
     run = session_run(session, feeds, model)
     _run_marked(run, WARM_UP_RUNS, lambda name: nullcontext())
     with recorder() as mark:
@@ -136,7 +115,9 @@ def _record_nodes(
     # The profile's clock differs by platform: Unix time, or time since the start of the machine.
     if abs(began - monotonic) < abs(began - unix):
         began += unix - monotonic
-    files.index.write_text(json.dumps({"profile": session.end_profiling(), "epoch_ns": began}), encoding="utf-8")
+    (directory / INDEX).write_text(
+        json.dumps({"profile": session.end_profiling(), "epoch_ns": began}), encoding="utf-8"
+    )
 
 
 def _run_marked(run: Run, repeats: int, mark: Callable[[str], Any]) -> None:

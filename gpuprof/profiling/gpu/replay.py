@@ -26,7 +26,7 @@ from gpuprof.domain.sizes import Sizes, describe_sizes
 from gpuprof.errors import InputError
 from gpuprof.graph.executed_graph import ExecutedNode, read_executed
 from gpuprof.graph.load import load_runnable, require_sizes
-from gpuprof.kernel_db.schema import RunRow
+from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.profiling.collector import Collected, record_dims
 from gpuprof.profiling.gpu.gpu_rows import Recording, device_rows, join_nodes, kernel_rows, model_row, op_rows
@@ -54,65 +54,6 @@ class ReportSet:
     executed: tuple[ExecutedNode, ...] = ()  #: Graph executed by ONNX Runtime.
 
 
-class ReplayCollector:
-    """Returns rows from existing reports instead of running anything.
-
-    ``paths``: reports of a program; ``recording``: an element of `recordings_of`, for reports of several GPUs or
-    models; ``runs``: as for `Timeline.select_runs`.
-    """
-
-    name = "replay"
-    kinds: tuple[str, ...] = ("gpu",)
-
-    def __init__(self, paths: Sequence[Path] = (), recording: Recording | None = None, runs: str | None = None) -> None:
-        self.paths = tuple(paths)
-        self._recording = recording
-        self._runs = runs
-
-    def available(self) -> str | None:
-        """Return None when there are reports to read."""
-        return None if self.paths else "it reads reports: name them with --from-report"
-
-    def version(self) -> str:
-        """Return the tools that recorded, with their versions."""
-        return ", ".join(f"{tool} {version}".strip() for tool, version in self.recording().tools.items())
-
-    def runtime(self) -> tuple[str, str]:
-        """Return the runtime of the model: reports do not name it."""
-        return "unknown", "unknown"
-
-    def recording(self) -> Recording:
-        """Return the content of the reports, which are read once.
-
-        Raises `InputError` when a report is unreadable, the reports do not belong together, or cover several GPUs;
-        `UnavailableError` when reading a report requires a missing tool.
-        """
-        if self._recording is None:
-            recordings = read_reports(self.paths, self._runs)
-            if len(recordings) > 1:
-                raise InputError(f"the reports are of {len(recordings)} GPUs", "take them one by one")
-            self._recording = recordings[0]
-        return self._recording
-
-    def collect(self, request: Request) -> Collected:
-        """Return the rows of ``request``; see `gpuprof.profiling.collector.Collector`."""
-        recording = self.recording().tie_to_ops(request.job.graph).estimate_occupancy(request.device)
-        needed = recording.requirement(request.device) if request.device.kind == "gpu" else None
-        variant = _find_variant(recording)
-        timed, note = _latency_columns(recording, request)
-        row = model_row(request, needed, recording.nodes, **timed)
-        if needed is None and len(recording.kernels):
-            row = replace(row, kernel_count=max(1, round(len(recording.kernels) / recording.runs)))
-        return Collected(
-            models=(replace(row, **variant),),
-            ops=tuple(replace(op, **variant) for op in op_rows(request, recording)),
-            kernels=tuple(replace(kernel, **variant) for kernel in kernel_rows(request, recording.kernels)),
-            devices=device_rows(request, recording),
-            settings={"reports": [str(path) for path in self.paths]},
-            notes=(*recording.notes, *(needed.notes if needed else ()), note),
-        )
-
-
 def _latency_columns(recording: Recording, request: Request) -> tuple[dict[str, Any], str]:
     """Return the latency and throughput columns of the runs in a report, and a note on their source."""
     if recording.timeline is None:
@@ -132,17 +73,12 @@ def _find_variant(recording: Recording) -> dict[str, Any]:
     return {"runtime": "onnxruntime", "execution": "fused"} if _ORT in recording.tools else {}
 
 
-def read_reports(paths: Sequence[Path], runs: str | None = None) -> tuple[Recording, ...]:
-    """Return the recordings in reports of a program: a recording for each GPU with kernels, by GPU index.
-
-    ``runs``: as for `Timeline.select_runs`. Raises `InputError` when a file is not a report, or two reports are of the
-    same kind; `UnavailableError` when reading a report requires nsys or ncu.
-    """
-    return recordings_of(read_report_set(paths), runs)
-
-
 def read_report_set(paths: Sequence[Path]) -> ReportSet:
-    """Return reports by their kinds. Raises `InputError` or `UnavailableError` as `read_reports`."""
+    """Return reports of a program by their kinds.
+
+    Raises `InputError` when a file is not a report, or two reports are of the same kind; `UnavailableError` when
+    reading a report requires nsys or ncu.
+    """
     graphs = [path for path in paths if path.suffix == ".onnx"]
     reports = [read_report(path) for path in paths if path.suffix != ".onnx"]
     timelines = [report for report in reports if isinstance(report, Timeline)]
@@ -165,7 +101,10 @@ def read_report_set(paths: Sequence[Path]) -> ReportSet:
 
 
 def recordings_of(evidence: ReportSet, runs: str | None = None) -> tuple[Recording, ...]:
-    """Return a recording for each GPU; a timeline and counters are joined kernel by kernel."""
+    """Return a recording for each GPU with kernels, by GPU index; a timeline and counters are joined kernel by kernel.
+
+    ``runs``: as for `Timeline.select_runs`.
+    """
     by_gpu = evidence.counters.by_gpu() if evidence.counters else {}
     if evidence.timeline is None:
         return tuple(_recording_of_counters(counters, gpu, len(by_gpu)) for gpu, counters in by_gpu.items())
@@ -262,30 +201,46 @@ def read_report(path: Path) -> Timeline | Counters:
     return parse_nsys_csv(text, str(path)) if is_nsys_csv(text) else parse_ncu_csv(text, str(path))
 
 
-def ingest(database: KernelDb, collector: ReplayCollector, job: Job, device: Device) -> Collected:
-    """Append a run with the reports' rows and their origin; return the rows."""
+def ingest(
+    database: KernelDb, recording: Recording, reports: Sequence[Path], job: Job, device: Device
+) -> tuple[ModelRow, tuple[str, ...]]:
+    """Append a run with the rows of a recording and their origin; return the row of the model, and notes."""
     started = datetime.now(UTC)
     request = Request(new_run_id(started), started, device, job)
-    collected = record_dims(collector.collect(request), (job,))
+    recording = recording.tie_to_ops(job.graph).estimate_occupancy(device)
+    needed = recording.requirement(device) if device.kind == "gpu" else None
+    variant = _find_variant(recording)
+    timed, note = _latency_columns(recording, request)
+    row = model_row(request, needed, recording.nodes, **timed)
+    if needed is None and len(recording.kernels):
+        row = replace(row, kernel_count=max(1, round(len(recording.kernels) / recording.runs)))
+    collected = Collected(
+        models=(replace(row, **variant),),
+        ops=tuple(replace(op, **variant) for op in op_rows(request, recording)),
+        kernels=tuple(replace(kernel, **variant) for kernel in kernel_rows(request, recording.kernels)),
+        devices=device_rows(request, recording),
+    )
+    collected = record_dims(collected, (job,))
+    notes = (*recording.notes, *(needed.notes if needed else ()), note)
     run = RunRow(
         **request.columns(),
         started_at=started,
-        collector=collector.name,
+        collector="replay",
         model_sha256=job.graph.sha256 or None,
         model_path=job.graph.path or None,
         dims=describe_sizes(job.graph.sizes) or None,
         processes=job.processes,
         host=platform.node(),
-        collector_version=collector.version(),
+        collector_version=", ".join(f"{tool} {version}".strip() for tool, version in recording.tools.items()),
         gpuprof_version=gpuprof.__version__,
         command=shlex.join(sys.argv),
-        settings=json.dumps(dict(collected.settings), sort_keys=True),
-        source=" + ".join(str(path) for path in collector.paths),
-        source_sha256=_hash_reports(collector.paths),
-        notes="; ".join(collected.notes) or None,
+        settings=json.dumps({"reports": list(map(str, reports))}),
+        source=" + ".join(map(str, reports)),
+        source_sha256=_hash_reports(reports),
+        notes="; ".join(notes),
     )
     database.append(Run(run, collected.devices, collected.models, collected.ops, collected.kernels))
-    return collected
+    return collected.models[0], notes
 
 
 def replayed_job(text: str | None, batch: int, share: Share, reports: Sequence[Path], sizes: Sizes = ()) -> Job:

@@ -10,15 +10,15 @@ import pytest
 
 from gpuprof.cli.main import main
 from gpuprof.domain.catalogue import GpuDescription, describe_device, device
-from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.profiling.gpu.replay import ReplayCollector, device_of_recording, ingest, read_reports, replayed_job
+from gpuprof.profiling.gpu.replay import device_of_recording
 from gpuprof.profiling.nsight.ncu import parse_ncu_csv
 from gpuprof.profiling.timeline.json_trace import read_json_trace
 from tests.profiling import kineto_files
 from tests.profiling.ncu_files import kernel, long_csv, raw_csv
 from tests.profiling.nsys_files import Export, two_runs
+from tests.profiling.requests import ingest_reports, read_reports
 
 REPORTS, CASES = (Path(__file__).parents[1] / name for name in ("reports", "cases"))
 HTA = REPORTS / "hta_backward_thread.json"
@@ -30,7 +30,7 @@ def test_a_real_kernel_with_96_kib_of_shared_memory_occupies_what_its_grid_fills
     (event,) = (event for event in json.loads(HTA.read_text())["traceEvents"] if event["cat"] == "kernel")
     assert event["args"]["est. achieved occupancy %"] == 0  # what torch.profiler says of it
     database = KernelDb.create(tmp_path / "db")
-    ingest(database, ReplayCollector([HTA]), replayed_job("net", 1, Share(), [HTA]), device("a100-40"))
+    ingest_reports(database, [HTA], device("a100-40"), batch=1)
     (row,) = database.read_table("kernels").to_pylist()
     assert row["achieved_occupancy_pct"] is None  # nothing was counted
     assert row["launch_occupancy_pct"] == pytest.approx(event["args"]["warps per SM"] / 64 * 100)
@@ -165,8 +165,6 @@ def test_several_gpus_of_one_report_are_told_apart(tmp_path: Path) -> None:
     needed = second.requirement(device("a100-40"))
     assert needed is not None and needed.kernel_count == 1 and needed.h2d_bytes == 8192
     assert "GPU 1 of 2 in the report" in second.notes
-    with pytest.raises(InputError, match="of 2 GPUs"):
-        ReplayCollector([_two_gpus(tmp_path)]).recording()
 
 
 def test_each_gpu_of_a_report_is_a_run_of_its_own_in_the_database(

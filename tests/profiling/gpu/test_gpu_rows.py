@@ -18,9 +18,13 @@ from gpuprof.domain.catalogue import device
 from gpuprof.errors import InputError
 from gpuprof.graph.executed_graph import ExecutedNode
 from gpuprof.graph.load import load_graph
+from gpuprof.profiling.gpu import recording
 from gpuprof.profiling.gpu.gpu_rows import LEAST_BYTES, Recording, device_rows, join_nodes, kernel_rows, op_rows
 from gpuprof.profiling.gpu.recording import (
-    RecordedFiles,
+    INDEX,
+    KINETO,
+    KINETO_NODES,
+    join_node_profile,
     record_with_kineto,
     run_for_recording,
     run_nodes_for_recording,
@@ -230,11 +234,12 @@ def test_a_trace_of_torch_gives_the_rate_of_its_runs(tmp_path: Path) -> None:
 def test_nodes_are_recorded_in_a_session_of_their_own_on_the_clock_of_the_trace(tmp_path: Path) -> None:
     """Real files of both on the CPU, where the trace has runs and no kernels: nodes lie within the runs."""
     pytest.importorskip("torch")  # of the extra `export`
-    job, files = a_job(write_mlp(tmp_path / "m.onnx")), RecordedFiles(tmp_path)
+    job = a_job(write_mlp(tmp_path / "m.onnx"))
     record_with_kineto(Resident(WorkerSetup()), job.path, job.inputs(), tmp_path, None)
-    timelines = files.join(
-        read_json_trace(files.kineto, False).select_runs(),
-        lambda: read_json_trace(files.kineto_nodes, False).select_runs(),
+    timelines = join_node_profile(
+        tmp_path,
+        read_json_trace(tmp_path / KINETO, False).select_runs(),
+        lambda: read_json_trace(tmp_path / KINETO_NODES, False).select_runs(),
     )
     assert not any("not tied" in note for note in timelines.nodes.notes)
     op_types = {"MatMul", "Add", "Relu", "FusedMatMul", "FusedGemm", "Gemm"}
@@ -246,16 +251,15 @@ def test_nodes_are_recorded_in_a_session_of_their_own_on_the_clock_of_the_trace(
         within = recorded[recorded["repeat"] == turn]
         assert len(within) == len(timelines.executed)
         assert (within["start_ns"] >= start - 1000).all() and (within["start_ns"] <= end).all()
-    assert json.loads(files.index.read_text())["epoch_ns"] > 1_600_000_000_000_000_000
+    assert json.loads((tmp_path / INDEX).read_text())["epoch_ns"] > 1_600_000_000_000_000_000
 
 
 def test_nodes_that_cannot_be_recorded_cost_none_of_the_plain_recording(tmp_path: Path) -> None:
     timeline = read_json_trace(write(tmp_path / "t.json", trace())).select_runs()
     for index in (None, '{"error": "out of memory"}'):
-        files = RecordedFiles(tmp_path)
         if index is not None:
-            files.index.write_text(index)
-        timelines = files.join(timeline, lambda: timeline)
+            (tmp_path / INDEX).write_text(index)
+        timelines = join_node_profile(tmp_path, timeline, lambda: timeline)
         assert len(timelines.nodes.kernels) == len(timeline.kernels)
         assert timelines.nodes.notes[-1].startswith("kernels are not tied to nodes")
     assert "out of memory" in timelines.nodes.notes[-1]
@@ -268,7 +272,7 @@ def test_a_profiler_can_run_the_program_by_itself(tmp_path: Path) -> None:
         tmp_path / "a.task", WorkerSetup(), run_nodes_for_recording, job.path, job.inputs(), tmp_path, None
     )
     subprocess.run(command, env=environment, check=True)
-    assert RecordedFiles(tmp_path).executed.is_file()
+    assert (tmp_path / recording.EXECUTED).is_file()
     job.path.write_bytes(b"no model")
     command = task_command(
         tmp_path / "b.task", WorkerSetup(), run_for_recording, job.path, job.inputs(), None, repeats=1

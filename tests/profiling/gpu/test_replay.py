@@ -4,26 +4,23 @@ import json
 from pathlib import Path
 
 import pytest
-from onnx import TensorProto, helper, save
 
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.profiling.gpu.replay import (
-    ReplayCollector,
     device_of_recording,
-    ingest,
     read_report_set,
-    read_reports,
     recordings_of,
     replayed_job,
     split_runs,
 )
 from tests.profiling import kineto_files
-from tests.profiling.models import OPSET, write_mlp
+from tests.profiling.models import write_mlp
 from tests.profiling.ncu_files import NOISE, kernel, raw_csv
 from tests.profiling.nsys_files import Export, two_runs
+from tests.profiling.requests import ingest_reports, read_reports
 
 V100 = device("v100")
 
@@ -44,7 +41,7 @@ def ncu(tmp_path: Path) -> Path:
 
 def _ingest_reports(tmp_path: Path, *reports: Path, model: str | None = "net") -> KernelDb:
     database = KernelDb.create(tmp_path / "db")
-    ingest(database, ReplayCollector(reports), replayed_job(model, 4, Share(), reports), V100)
+    ingest_reports(database, reports, V100, model)
     return database
 
 
@@ -88,7 +85,7 @@ def test_counters_alone_give_what_needs_no_order_in_time(tmp_path: Path, ncu: Pa
 def test_a_torch_trace_is_ingested_with_our_own_occupancy(tmp_path: Path) -> None:
     path = kineto_files.write(tmp_path / "t.json", kineto_files.trace())
     database = KernelDb.create(tmp_path / "db")
-    ingest(database, ReplayCollector([path]), replayed_job("net", 4, Share(), [path]), device("a100-80"))
+    ingest_reports(database, [path], device("a100-80"))
     (model,) = database.read_table("models").to_pylist()
     # 216 blocks of 128 threads on 108 SMs of 64 warps: eight warps an SM, though 64 registers allow 32.
     assert model["max_occupancy_pct"] == 12.5 and model["kernel_count"] == 2
@@ -121,17 +118,6 @@ def test_kernels_are_tied_to_the_nodes_whose_ranges_launched_them(tmp_path: Path
     ops = database.read_table("ops").to_pylist()
     assert [row["duration_mean_ns"] for row in ops] == [60, None, None, None, None, None]
     assert {row["model_sha256"] for row in ops} != {None}
-
-
-def test_all_kernels_of_a_model_of_one_op_are_that_ops(tmp_path: Path, nsys: Path) -> None:
-    model = tmp_path / "one.onnx"
-    shape = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
-    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"], "relu")], "one", [shape], [result])
-    save(helper.make_model(graph, opset_imports=OPSET, ir_version=8), str(model))
-    database = _ingest_reports(tmp_path, nsys, model=str(model))
-    assert {row["op_type"] for row in database.read_table("kernels").to_pylist()} == {"Relu"}
-    assert [row["duration_mean_ns"] for row in database.read_table("ops").to_pylist()] == [180]
 
 
 def test_a_report_without_marked_runs_counts_as_one(tmp_path: Path) -> None:
