@@ -11,7 +11,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimator
 from gpuprof.estimators.builtin import make_estimator
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.lab.publications import IGNITER_DEVICE, build_database
+from gpuprof.lab.scenarios import IGNITER_DEVICE, build_database
 
 
 @cache

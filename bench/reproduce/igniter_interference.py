@@ -37,8 +37,8 @@ from gpuprof.estimators.igniter.igniter import (
 )
 from gpuprof.estimators.igniter.profile import read_igniter_profile
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.lab.figures import PrintedNumber
-from gpuprof.lab.publications import IGNITER_DEVICE, build_database, find_published
+from gpuprof.lab.laboratory import PrintedNumber
+from gpuprof.lab.scenarios import IGNITER_DEVICE, build_database, find_published
 
 Cell = str | float | None
 _MODEL = "resnet50"

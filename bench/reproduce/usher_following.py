@@ -24,8 +24,8 @@ from gpuprof.domain.arrival_process import ArrivalProcess, RecordedArrivals
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.lab.cells import LabCell, make_problem, parse_policy
-from gpuprof.lab.figures import PrintedNumber
-from gpuprof.lab.suites import find_scenario
+from gpuprof.lab.laboratory import PrintedNumber
+from gpuprof.lab.scenarios import find_scenario
 from gpuprof.placement.deploy import to_map
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate

@@ -13,8 +13,7 @@ from gpuprof.cli.output import Column, Format, make_columns, print_rows, print_t
 from gpuprof.domain.number_format import number_formatter
 
 if TYPE_CHECKING:
-    from gpuprof.lab.figures import DrawnFigure
-    from gpuprof.lab.laboratory import LabSettings
+    from gpuprof.lab.laboratory import DrawnFigure, LabSettings
 
 app = Verbs(help="Run scheduling experiments: papers' scenarios and figures, any policy.")
 
@@ -32,7 +31,6 @@ PoliciesOption = Annotated[
         show_default=False,
     ),
 ]
-WorkOption = Annotated[Path, typer.Option(help="Folder for databases and results; a later run resumes from it.")]
 DataOption = Annotated[
     Path | None,
     typer.Option(envvar="GPUPROF_LAB_DATA", help="Folder of published data (parvagpu_a100, igniter_v100)."),
@@ -48,10 +46,10 @@ def _split(texts: Sequence[str] | None) -> list[str]:
     return [name.strip() for text in texts or () for name in text.split(",") if name.strip()]
 
 
-def _make_settings(work: Path, data: Path | None, jobs: int, limit_s: float | None) -> LabSettings:
+def _make_settings(data: Path | None, jobs: int, limit_s: float | None) -> LabSettings:
     from gpuprof.lab.laboratory import LabSettings
 
-    return LabSettings(work=work, data=data, jobs=jobs, time_limit_s=limit_s)
+    return LabSettings(data=data, jobs=jobs, time_limit_s=limit_s)
 
 
 @app.command("run")
@@ -74,7 +72,6 @@ def run_suites(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of policies and simulated requests.")] = 1,
     output: PageOption = None,
-    work: WorkOption = Path("lab"),
     data: DataOption = None,
     jobs: JobsOption = 2,
     time_limit: LimitOption = None,
@@ -84,7 +81,7 @@ def run_suites(
     from gpuprof.lab.laboratory import run, write_page
     from gpuprof.placement.policies import DEFAULT
 
-    settings = _make_settings(work, data, jobs, time_limit)
+    settings = _make_settings(data, jobs, time_limit)
     with show_progress() as show:
         result = run(
             suites,
@@ -113,7 +110,6 @@ def draw_figures(
     ],
     policy: PoliciesOption = None,
     output: PageOption = None,
-    work: WorkOption = Path("lab"),
     data: DataOption = None,
     jobs: JobsOption = 2,
     time_limit: LimitOption = None,
@@ -122,7 +118,7 @@ def draw_figures(
     """Reproduce the papers' figures, also with further policies; compare each published number with ours."""
     from gpuprof.lab.laboratory import draw, write_page
 
-    settings = _make_settings(work, data, jobs, time_limit)
+    settings = _make_settings(data, jobs, time_limit)
     with show_progress() as show:
         result = draw(names, _split(policy), settings=settings, progress=show)
     if chosen is Format.TABLE:
@@ -148,8 +144,8 @@ def _print_figure(figure: DrawnFigure) -> None:
 @app.command("list")
 def list_all(chosen: Format = Format.TABLE) -> None:
     """List the papers' figures and the suites."""
-    from gpuprof.lab.figures import figure_titles
-    from gpuprof.lab.suites import suite_names
+    from gpuprof.lab.laboratory import figure_titles
+    from gpuprof.lab.scenarios import suite_names
 
     rows = [{"name": name, "kind": "suite", "title": ", ".join(names)} for name, names in suite_names().items()]
     rows += [{"name": name, "kind": "figure", "title": title} for name, title in figure_titles().items()]

@@ -5,19 +5,30 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from gpuprof.domain.arrival_process import (
+    ArrivalProcess,
+    DeterministicArrivals,
+    GammaArrivals,
+    RecordedArrivals,
+    Times,
+)
 from gpuprof.domain.catalogue import device
-from gpuprof.domain.deployment import DeploymentMap, ModelFile, Replica, share_of
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, ModelFile, Partition, Replica, share_of
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimator
+from gpuprof.domain.estimate import Estimator, Workload
 from gpuprof.domain.fleet import Fleet, FleetEntry, parse_fleet, read_fleet
 from gpuprof.domain.map_sources import describe_sources
 from gpuprof.errors import DISTRIBUTION, GpuprofError, InputError
@@ -25,14 +36,15 @@ from gpuprof.estimators.builtin import make_estimator, read_premise
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.estimators.wrappers import name_services
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.lab.publications import build_database
-from gpuprof.lab.simulation import Traffic, simulate_service
-from gpuprof.lab.suites import Scenario, Setup
+from gpuprof.lab.scenarios import Manner, Scenario, Setup, Traffic, build_database, leg_ms, stretch_time_ms
 from gpuprof.placement.comparison import Outcome, compare
 from gpuprof.placement.deploy import measure
 from gpuprof.placement.policies import Policy, describe_policy, make_policy
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.plugins import hash_source, identify
+from gpuprof.simulator.cluster import SimulationOptions
+from gpuprof.simulator.engine import simulate
+from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
 
 #: A cell's outcome: plain numbers, texts and mappings, as JSON holds them.
 Record = dict[str, Any]
@@ -319,14 +331,10 @@ def _simulated_figures(cell: LabCell, deployment: DeploymentMap, judge: Estimato
     )
     requests = sum(service.requests for service in services)
     return {
-        "simulated_gpus": len({(id(node), gpu.index) for node in deployment.nodes for gpu in node.gpus}),
         "goodput_rps": sum(service.goodput_rps for service in services) / cell.repeats,
         "in_time_pct": 100.0 * sum(service.in_time for service in services) / requests if requests else None,
         "late": " ".join(late),
         "late_count": len(late),
-        "goodput_of": {model: sum(run[model].goodput_rps for run in runs) / cell.repeats for model in runs[0]},
-        "answered_of": {model: sum(run[model].answered_rps for run in runs) / cell.repeats for model in runs[0]},
-        "stages_ms": {model: service.stages_ms for model, service in runs[0].items()},
     }
 
 
@@ -352,3 +360,225 @@ def describe_plan(deployment: DeploymentMap) -> str:
     return " ".join(
         "[" + ", ".join(describe(replica) for part in gpu.partitions for replica in part.replicas) + "]" for gpu in gpus
     )
+
+
+#: MAX_WAIT_TIME of the thesis's router (§4.3.3).
+_ROUTER_WAIT_MS = 100.0
+#: iGniter §3.1: half of the SLO is for filling the batch; a workload below this part of its rate has failed.
+_IGNITER_BUDGET, _LEAST_THROUGHPUT = 0.5, 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class ServedDemand:
+    """Simulated service of one demand."""
+
+    goodput_rps: float
+    requests: int
+    in_time: int
+    is_late: bool  #: Misses its SLO, or less than 99% of its requests are answered.
+
+
+def simulate_service(
+    deployment: DeploymentMap, demands: Sequence[Demand], manner: Manner, estimator: Estimator, traffic: Traffic
+) -> dict[str, ServedDemand]:
+    """Return the simulated service of each demand by its model.
+
+    ``estimator`` gives the times of ``batches`` and ``neighbours``: the scenario's own, whichever planned the map.
+    """
+    if not any(True for _ in deployment.places()):
+        return {demand.model: _serve_nothing(demand, traffic) for demand in demands}
+    outcome = _MANNERS[manner](deployment, demands, estimator, traffic)
+    streams: defaultdict[str, list[ModelOutcome]] = defaultdict(list)
+    for model in outcome.models:
+        streams[model.model.split("@")[0]].append(model)
+    return {
+        demand.model: _sum_streams(served) if (served := streams[demand.model]) else _serve_nothing(demand, traffic)
+        for demand in demands
+    }
+
+
+def _serve_nothing(demand: Demand, traffic: Traffic) -> ServedDemand:
+    requests = round(demand.rate_rps * traffic.arrived * (traffic.seconds - traffic.warmup_s))
+    return ServedDemand(0.0, requests, 0, is_late=True)
+
+
+def _sum_streams(streams: Sequence[ModelOutcome]) -> ServedDemand:
+    requests, answered = sum(stream.requests for stream in streams), sum(stream.answered for stream in streams)
+    late = any(stream.p99_ms is None or stream.p99_ms > stream.slo_ms for stream in streams if stream.requests)
+    return ServedDemand(
+        goodput_rps=sum(stream.goodput_rps for stream in streams),
+        requests=requests,
+        in_time=sum(stream.in_time for stream in streams),
+        is_late=late or answered < _LEAST_THROUGHPUT * requests or not requests,
+    )
+
+
+def draw_arrivals(demand: Demand, number: int, traffic: Traffic) -> Times:
+    """Draw the requests of a demand with exponential gaps (thesis §4.3.1); ``number``: its position."""
+    mean = demand.rate_rps * traffic.arrived
+    random = np.random.default_rng([traffic.seed, number])
+    expected = mean * traffic.seconds
+    times = GammaArrivals(mean).stream(random).take(int(expected + 10.0 * expected**0.5 + 10))
+    return times[times < traffic.seconds * 1e9]
+
+
+def _serve(
+    deployment: DeploymentMap, demands: Sequence[Demand], estimator: Estimator, traffic: Traffic
+) -> SimulationOutcome:
+    return simulate(deployment, _record(deployment, demands, traffic), _options(traffic))
+
+
+def _serve_stretched(
+    deployment: DeploymentMap, demands: Sequence[Demand], estimator: Estimator, traffic: Traffic
+) -> SimulationOutcome:
+    stretched = rewrite_replicas(deployment, lambda gpu, partition, replica: _stretch(replica))
+    legs: dict[str, tuple[float, float]] = {}
+    for *_, replica in stretched.places():
+        legs[replica.model] = (max(leg_ms(replica.model, replica.batch), legs.get(replica.model, (0.0, 0.0))[0]), 0.0)
+    return simulate(stretched, _record(stretched, demands, traffic), _options(traffic, legs_ms=legs))
+
+
+def _serve_batches(
+    deployment: DeploymentMap, demands: Sequence[Demand], estimator: Estimator, traffic: Traffic
+) -> SimulationOutcome:
+    def time_replica(gpu: Gpu, partition: Partition, replica: Replica) -> Replica:
+        share, kind = share_of(partition, replica), device(gpu.device)
+        sizes, times = [], []
+        for size in estimator.batches(replica.model, kind, share):
+            with suppress(InputError):  # more processes exceed the memory earlier
+                time = estimator.estimate(replica.model, kind, size, share, (), replica.processes).latency_ms
+                sizes.append(size)
+                times.append(time.value)
+        batch_ms = np.interp(np.arange(1, replica.batch + 1), sizes, times)
+        return replica.model_copy(update={"batch_latency_ms": tuple(batch_ms.tolist())})
+
+    timed = rewrite_replicas(deployment, time_replica)
+    return simulate(timed, _space_evenly(timed), _options(traffic, refuse_hopeless=False))
+
+
+def _serve_beside_neighbours(
+    deployment: DeploymentMap, demands: Sequence[Demand], estimator: Estimator, traffic: Traffic
+) -> SimulationOutcome:
+    """Simulate with times for all neighbours; a batch waits for half of the SLO, loading overlaps (equation 2)."""
+    legs: dict[str, tuple[float, float]] = {}
+
+    def slow_down(gpu: Gpu, partition: Partition, replica: Replica) -> Replica:
+        share = share_of(partition, replica)
+        neighbours = [
+            Workload(neighbour.model, neighbour.batch, share_of(partition, neighbour))
+            for neighbour in partition.replicas
+            if neighbour is not replica
+        ]
+        sizes = [
+            estimator.estimate(replica.model, device(gpu.device), size, share, neighbours)
+            for size in range(1, replica.batch + 1)
+        ]
+        legs[replica.model] = (sizes[-1].overlapped_ms, 0.0)
+        times = tuple(size.latency_ms.value - size.overlapped_ms for size in sizes)
+        wait_ms = _IGNITER_BUDGET * deployment.models[replica.model].slo_ms
+        return replica.model_copy(update={"batch_latency_ms": times, "max_wait_ms": wait_ms})
+
+    slowed_map = rewrite_replicas(deployment, slow_down)
+    return simulate(slowed_map, _space_evenly(slowed_map), _options(traffic, refuse_hopeless=False, legs_ms=legs))
+
+
+def _serve_in_cluster(
+    deployment: DeploymentMap, demands: Sequence[Demand], estimator: Estimator, traffic: Traffic
+) -> SimulationOutcome:
+    """Simulate the thesis's cluster; each replica is a model of its own, ``model@0``, ``model@1`` …
+
+    Each replica gets exactly the requests that the thesis's router sends to it.
+    """
+    models: dict[str, DeployedModel] = {}
+    batches: defaultdict[str, list[int]] = defaultdict(list)
+
+    def rename(gpu: Gpu, partition: Partition, replica: Replica) -> Replica:
+        name = f"{replica.model}@{len(batches[replica.model])}"
+        batches[replica.model].append(replica.batch)
+        models[name] = deployment.models[replica.model]
+        return _stretch(replica).model_copy(update={"model": name})
+
+    plan = rewrite_replicas(deployment, rename).model_copy(update={"models": models})
+    arrivals: dict[str, ArrivalProcess] = {}
+    for number, demand in enumerate(demands):
+        parts = split_over_replicas(draw_arrivals(demand, number, traffic), batches[demand.model])
+        for replica, part in enumerate(parts):
+            arrivals[f"{demand.model}@{replica}"] = RecordedArrivals(part, traffic.seconds)
+    legs = {replica.model: (leg_ms(replica.model.split("@")[0], replica.batch), 0.0) for *_, replica in plan.places()}
+    options = _options(traffic, refuse_hopeless=False, legs_ms=legs, batch_timeout_ms=_ROUTER_WAIT_MS)
+    return simulate(plan, arrivals, options)
+
+
+_MANNERS: dict[Manner, Callable[[DeploymentMap, Sequence[Demand], Estimator, Traffic], SimulationOutcome]] = {
+    "server": _serve,
+    "stretched": _serve_stretched,
+    "batches": _serve_batches,
+    "neighbours": _serve_beside_neighbours,
+    "cluster": _serve_in_cluster,
+}
+
+
+def _options(traffic: Traffic, **settings: object) -> SimulationOptions:
+    return SimulationOptions(traffic.seconds, warmup_s=traffic.warmup_s, seed=traffic.seed, **settings)  # type: ignore[arg-type]
+
+
+def _record(deployment: DeploymentMap, demands: Sequence[Demand], traffic: Traffic) -> dict[str, ArrivalProcess]:
+    placed_models = {replica.model for *_, replica in deployment.places()}
+    return {
+        demand.model: RecordedArrivals(draw_arrivals(demand, number, traffic), traffic.seconds)
+        for number, demand in enumerate(demands)
+        if demand.model in placed_models
+    }
+
+
+def _space_evenly(deployment: DeploymentMap) -> dict[str, ArrivalProcess]:
+    return {name: DeterministicArrivals(model.rate_rps) for name, model in deployment.models.items()}
+
+
+def _stretch(replica: Replica) -> Replica:
+    sizes = range(1, replica.batch + 1)
+    times = tuple(stretch_time_ms(replica.model, size, replica.sm_share_pct) for size in sizes)
+    return replica.model_copy(update={"batch_latency_ms": times})
+
+
+def split_over_replicas(times: Times, batches: Sequence[int]) -> list[Times]:
+    """Split a model's requests over its replicas by the rule of the thesis's router (§4.3.3, listing 4.3).
+
+    The router builds one batch at a time: a full batch, or a batch whose first request has waited 100 ms, is sent, and
+    the next batch is built for the next replica.
+
+    Parameters
+    ----------
+    times : ndarray of int64, ascending
+        Nanoseconds.
+    batches : sequence of int
+        Batch size of each replica.
+    """
+    parts: list[list[int]] = [[] for _ in batches]
+    replica, size, begin_ns = 0, 0, 0
+    for time in times.tolist() if batches else ():
+        if size and time - begin_ns >= _ROUTER_WAIT_MS * 1e6:
+            replica, size = (replica + 1) % len(batches), 0
+        if not size:
+            begin_ns = time
+        parts[replica].append(time)
+        size += 1
+        if size == batches[replica]:
+            replica, size = (replica + 1) % len(batches), 0
+    return [np.array(part, np.int64) for part in parts]
+
+
+def rewrite_replicas(deployment: DeploymentMap, change: Callable[[Gpu, Partition, Replica], Replica]) -> DeploymentMap:
+    """Return the map with each replica changed, in the order of the map."""
+
+    def rewrite_gpu(gpu: Gpu) -> Gpu:
+        parts = tuple(
+            part.model_copy(update={"replicas": tuple(change(gpu, part, replica) for replica in part.replicas)})
+            for part in gpu.partitions
+        )
+        return gpu.model_copy(update={"partitions": parts})
+
+    nodes = tuple(
+        node.model_copy(update={"gpus": tuple(rewrite_gpu(gpu) for gpu in node.gpus)}) for node in deployment.nodes
+    )
+    return deployment.model_copy(update={"nodes": nodes})

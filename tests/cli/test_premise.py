@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuprof.cli.main import main
-from gpuprof.lab.publications import build_database
+from gpuprof.lab.scenarios import build_database
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.builtin import make_estimator
 from gpuprof.estimators.igniter.igniter_estimator import IgniterEstimator
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.lab.publications import (
+from gpuprof.lab.scenarios import (
     build_database,
     listed_demands,
     parvagpu_demands,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpuprof.domain.demand import Demand
-from gpuprof.lab.publications import listed_demands
+from gpuprof.lab.scenarios import listed_demands
 
 
 def table_1() -> tuple[dict[str, str], tuple[Demand, ...]]:

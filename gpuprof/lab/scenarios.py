@@ -1,28 +1,30 @@
-"""Published measurements as kernel databases: imported, or computed from others where a paper's are missing.
+"""Scenarios of the papers, with the published measurements behind them as kernel databases.
 
 ParvaGPU's and iGniter's profiles belong to their authors and are not shipped: a folder of published data holds
 ``parvagpu_a100`` (``prof_data`` and ``SLO`` of https://github.com/MunQ-Lee/ParvaGPU_SC24) and ``igniter_v100``
 (``i-Gniter/Algorithm/config`` of https://github.com/icloud-ecnu/igniter). The V100 table of Elvinger's thesis ships.
+Where a paper's measurements are missing, rows are computed from others, and marked so.
 """
 
 from __future__ import annotations
 
 import csv
+import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from gpuprof.domain.catalogue import datasets, device
-from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.demand import Demand, Slo, read_demands
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, unknown_name
@@ -33,6 +35,7 @@ from gpuprof.kernel_db.importing import import_files
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
+from gpuprof.simulator.load import thesis_network_ms
 
 PARVAGPU_DEVICE, IGNITER_DEVICE = "a100-80", "v100"
 #: Folder of each publication's data, and its source.
@@ -345,3 +348,178 @@ def _rate_at(rates: Mapping[int, float], slices: float) -> float:
         if slices <= high + 1e-9:
             return below + (slices - low) / (high - low) * (above - below)
     return points[-1][1]
+
+
+#: Serving of a map and times of its batches:
+#:
+#: - ``server``: gpuprof's own rules, the map's planned times;
+#: - ``batches``: even arrivals, no refusals, interpolated measured times (ParvaGPU);
+#: - ``neighbours``: even arrivals, times with all neighbours by the scenario's estimator (iGniter);
+#: - ``cluster``: the router of Elvinger's thesis, times stretched under shares of a V100;
+#: - ``stretched``: gpuprof's own rules on that cluster, with the same times.
+Manner = Literal["server", "batches", "neighbours", "cluster", "stretched"]
+
+#: Bytes of a request: 3 × 224 × 224 float32, or 512 token numbers of 64 bits (thesis §6.1.2).
+_IMAGE_BYTES, _TEXT_BYTES = 602_112.0, 4_096.0
+_LANGUAGE_MODELS = frozenset({"bert", "bloom_560", "gpt2", "t5", "xlnet"})
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Requests of a simulated scenario."""
+
+    seconds: float
+    warmup_s: float = 0.0
+    arrived: float = 1.0  #: Part of the target rate that clients reach.
+    seed: int = 0
+
+
+def leg_ms(model: str, batch: int) -> float:
+    """Return how long a full batch takes from the thesis's router to its node (§4.6.2)."""
+    return thesis_network_ms(batch * (_TEXT_BYTES if model in _LANGUAGE_MODELS else _IMAGE_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Conditions under which a policy plans and its map is served."""
+
+    database: str  #: Name in `gpuprof.lab.publications`, or the path of a kernel database.
+    estimator: str
+    manner: Manner
+    latency_budget: float | None = None  #: Part of the SLO that a batch may take; None: queueing decides.
+    max_processes: int | None = None
+    overhead_ms: float = 0.0
+    limit_s: float = 5.0
+    gpus: str = ""  #: Devices that only this policy may use; empty: the scenario's.
+    is_cut: bool = False  #: Plans for as many devices as needed and uses the first (iGniter in the thesis, §5.1.5).
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Demands on devices."""
+
+    suite: str
+    name: str
+    demands: tuple[Demand, ...]
+    gpus: str  #: Devices in the form of ``--gpus``: ``"v100:4"``, ``"a100-80"``; or a fleet.toml.
+    #: Conditions by policy, with its options or without; ``""``: all other policies; ``"@name"``: a policy written
+    #: ``policy@name``.
+    setups: Mapping[str, Setup]
+    traffic: Traffic | None  #: None: the map is not simulated.
+
+    @property
+    def title(self) -> str:
+        """``suite/name``."""
+        return f"{self.suite}/{self.name}"
+
+    def setup(self, policy: str) -> Setup:
+        """Return the conditions for a policy: named ones, its own with or without options, else the general ones.
+
+        Raises `InputError` for a name behind ``@`` that the scenario does not have.
+        """
+        _, at, name = policy.partition("@")
+        if at and f"@{name}" not in self.setups:
+            policies = [policy_name.removeprefix("@") for policy_name in self.setups if policy_name.startswith("@")]
+            raise unknown_name(f"setup of {self.title}", name, policies)
+        if at:
+            return self.setups[f"@{name}"]
+        return self.setups.get(policy) or self.setups.get(policy.partition("+")[0]) or self.setups[""]
+
+    def vary(self, rate: float = 1.0, slo: float = 1.0, gpus: str | None = None) -> Scenario:
+        """Return the scenario with rates and SLOs multiplied, and other devices; a number sets their count."""
+        demands = tuple(
+            replace(
+                demand, rate_rps=demand.rate_rps * rate, slo=replace(demand.slo, latency_ms=demand.slo.latency_ms * slo)
+            )
+            for demand in self.demands
+        )
+        kind = self.gpus.partition(":")[0]
+        fleet = self.gpus if gpus is None else f"{kind}:{gpus}" if gpus.isdigit() else gpus
+        return replace(self, demands=demands, gpus=fleet)
+
+
+_NAME = re.compile(r"(?P<name>[^/]+?)(?:x(?P<copies>[1-9]\d{0,3}))?")
+
+
+def suite_names() -> dict[str, tuple[str, ...]]:
+    """Return the names of the scenarios of each suite; ``xN`` behind a published one multiplies its services."""
+    return {suite: tuple(table["scenarios"]) for suite, table in read_scenarios()["suites"].items()}
+
+
+def list_scenarios(suite: str, data: Path | None) -> list[Scenario]:
+    """Return the scenarios of a suite or a folder, or the scenario with a title.
+
+    ``suite``: ``"parvagpu"``; ``"parvagpux10"`` for ten times the services of all its scenarios; ``"parvagpu/S5x3"``
+    for a single scenario; or a folder (`read_folder`). Raises `InputError` for an unknown name.
+    """
+    suites = suite_names()
+    if Path(suite).is_dir() and suite not in suites:
+        return read_folder(Path(suite))
+    group, _, name = suite.partition("/")
+    match = _NAME.fullmatch(group)
+    base, copies = (match["name"], match["copies"]) if match else (group, None)
+    if base not in suites:
+        raise unknown_name("suite", suite, [*suites, "a folder with slo.csv files"])
+    names = [name] if name else [f"{scenario}x{copies}" if copies else scenario for scenario in suites[base]]
+    return [find_scenario(base, scenario, data) for scenario in names]
+
+
+def find_scenario(suite: str, name: str, data: Path | None) -> Scenario:
+    """Return a scenario of a paper.
+
+    Raises `InputError` when there is none of the name, or its data are not there.
+    """
+    tables = read_scenarios()
+    table = tables["suites"][suite]
+    match = _NAME.fullmatch(name)
+    base, copies = (match["name"], int(match["copies"] or 1)) if match else (name, 1)
+    if base not in table["scenarios"]:
+        raise unknown_name(f"scenario of {suite}", name, list(table["scenarios"]))
+    scenario = table["scenarios"][base]
+    demands = find_demands(suite, base, data, copies)
+    setups = {
+        "" if policy == "default" else policy: _make_setup(tables["setups"][key], demands)
+        for policy, key in table["setups"].items()
+    }
+    traffic = None
+    if "traffic" in table:
+        traffic = Traffic(**table["traffic"], arrived=scenario.get("arrived", 1.0))
+    return Scenario(suite, name, demands, scenario.get("gpus", table["gpus"]), setups, traffic)
+
+
+def _make_setup(table: Mapping[str, Any], demands: Sequence[Demand]) -> Setup:
+    fields = dict(table)
+    if batch := fields.pop("overhead_batch", None):
+        # Batches hold requests of a single model: the plan allows for the longest transfer among the models.
+        fields["overhead_ms"] = max(leg_ms(demand.source_model or demand.model, batch) for demand in demands)
+    return Setup(**fields)
+
+
+def read_folder(folder: Path) -> list[Scenario]:
+    """Return the scenarios of a folder: each slo.csv on each fleet, with the folder's database.
+
+    The folder holds ``*.csv`` as `gpuprof.place` reads them, any number of fleets as ``*.toml`` (none: as many as
+    needed of the profiled device) and the kernel database ``gpuprof-db``. Raises `InputError` when there is no
+    demand, or a file is wrong.
+    """
+    files = sorted(folder.glob("*.csv"))
+    database = folder / "gpuprof-db"
+    if not files or not database.is_dir():
+        missing = "no .csv with demands" if not files else "no kernel database called gpuprof-db"
+        raise InputError(
+            f"{folder} holds {missing}", "put slo.csv files and gpuprof-db, perhaps fleets as .toml, into it"
+        )
+    setup = Setup(str(database), "database", "server")
+    fleets: Sequence[Path | None] = sorted(folder.glob("*.toml")) or [None]
+    return [
+        Scenario(
+            suite=folder.name or "folder",
+            name=file.stem if fleet is None else f"{file.stem}-{fleet.stem}",
+            demands=tuple(read_demands(file)),
+            gpus="" if fleet is None else str(fleet),
+            setups={"": setup},
+            traffic=Traffic(10.0, 1.0),
+        )
+        for file in files
+        for fleet in fleets
+    ]
