@@ -50,17 +50,6 @@ def answer_once(connection: socket.socket) -> None:
         connection.sendall(ANSWER)
 
 
-def read_slowly(connection: socket.socket) -> None:
-    with connection:
-        left = len(LARGE)
-        while left > 0:
-            left -= len(connection.recv(1 << 18))
-        connection.sendall(ANSWER)
-
-
-LARGE = REQUEST + bytes(20 << 20)
-
-
 def test_requests_are_answered_over_connections_that_are_kept() -> None:
     opened = []
 
@@ -76,10 +65,6 @@ def test_requests_are_answered_over_connections_that_are_kept() -> None:
 
 def test_a_connection_that_the_server_closed_meanwhile_is_not_used_again() -> None:
     assert list(sent_to(answer_once, [0.0, 0.5, 1.0]).status) == [200] * 3
-
-
-def test_what_the_socket_does_not_take_at_once_is_sent_later() -> None:
-    assert list(sent_to(read_slowly, [0.0, 0.0], LARGE).status) == [200] * 2
 
 
 def test_requests_to_nobody_are_lost_and_not_an_error() -> None:

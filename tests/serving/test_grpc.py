@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,15 +88,6 @@ def test_what_is_wrong_has_its_status(
     assert raised.value.status() == f"StatusCode.{code}"
 
 
-def test_statistics_count_what_was_done(client: triton.InferenceServerClient) -> None:
-    before = client.get_inference_statistics("small").model_stats[0].inference_stats
-    client.infer("small", [tensor(np.zeros((3, 1), np.float32))])
-    after = client.get_inference_statistics("small", "1").model_stats[0].inference_stats
-    assert after.success.count == before.success.count + 1
-    assert after.compute_infer.ns > before.compute_infer.ns
-    assert len(client.get_inference_statistics().model_stats) == 2
-
-
 def test_a_stream_answers_each_request_and_errors_do_not_end_it(client: triton.InferenceServerClient) -> None:
     answers: queue.Queue[Any] = queue.Queue()
     client.start_stream(callback=lambda result, error: answers.put((result, error)))
@@ -113,21 +103,6 @@ def test_a_stream_answers_each_request_and_errors_do_not_end_it(client: triton.I
         3.0,
         4.0,
     }
-
-
-def test_many_at_once_each_get_their_own_answer(client: triton.InferenceServerClient) -> None:
-    answers: queue.Queue[Any] = queue.Queue()
-    for number in range(200):
-        client.async_infer(
-            "small",
-            [tensor(np.full((1, 1), number, np.float32))],
-            callback=lambda result, error: answers.put((result, error)),
-            request_id=str(number),
-        )
-    for _ in range(200):
-        result, error = answers.get(timeout=20)
-        assert error is None
-        assert float(result.as_numpy("OUTPUT0")[0, 0]) == float(result.get_response().id)
 
 
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
@@ -156,37 +131,6 @@ def test_large_tensors_by_many_calls_and_by_a_stream_leave_no_memory_behind(
         assert np.array_equal(result.as_numpy("OUTPUT0"), sent[int(result.get_response().id)])
     client.stop_stream()
     assert count_buffered(server) == 0
-
-
-def test_what_does_not_speak_the_protocol_is_hung_up_on_and_what_is_refused_is_forgotten(
-    server: RunningServer, client: triton.InferenceServerClient
-) -> None:
-    host, port = address_of(server).rsplit(":", 1)
-    for text in (
-        b"GET / HTTP/1.1\r\n\r\n",
-        bytes(1000),
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\x01" + bytes(100),
-    ):
-        with socket.create_connection((host, int(port)), timeout=30) as connection:
-            connection.sendall(text)
-            while connection.recv(4096):
-                pass
-    with pytest.raises(InferenceServerException):
-        client.infer("large", [tensor(np.zeros((1, 3_000_000), np.float32))])
-    deadline = time.monotonic() + 30
-    while count_buffered(server) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert count_buffered(server) == 0 and client.is_server_live()
-
-
-def test_a_method_that_there_is_not_is_said(server: RunningServer) -> None:
-    import grpc
-
-    with grpc.insecure_channel(address_of(server)) as channel:
-        call = channel.unary_unary("/inference.GRPCInferenceService/CudaSharedMemoryStatus")
-        with pytest.raises(grpc.RpcError) as raised:
-            call(b"", timeout=30)
-    assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_a_server_that_is_told_to_stop_answers_the_calls_that_it_has(tmp_path: Path) -> None:
@@ -265,22 +209,6 @@ def test_a_deadline_of_the_client_counts_and_its_end_takes_the_request_back(tmp_
         assert (
             client.get_inference_statistics("slow").model_stats[0].inference_count <= 3
         )  # one at hand behind the first
-
-
-@pytest.mark.slow
-def test_a_message_that_inflates_beyond_the_limit_is_refused(tmp_path: Path) -> None:
-    import grpc
-    from tritonclient.grpc import service_pb2
-
-    document = map_of({"small": "null:4"}, [replica("small")])
-    with running(tmp_path, document, "--grpc-port", "0", "--max-body-mb", "1") as server:
-        request = service_pb2.ModelInferRequest(model_name="small", raw_input_contents=[bytes(1 << 26)])
-        with grpc.insecure_channel(address_of(server), [("grpc.max_send_message_length", -1)]) as channel:
-            call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-            with pytest.raises(grpc.RpcError) as raised:
-                call(request.SerializeToString(), timeout=30, compression=grpc.Compression.Gzip)
-        assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert count_buffered(server) == 0
 
 
 def test_calls_that_are_cancelled_leave_no_memory_behind(server: RunningServer) -> None:

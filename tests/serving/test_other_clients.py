@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.serving.protocol.grpc_messages import SERVICE
 from tests.serving.running import RunningServer, map_of, replica, running
 from tests.serving.test_grpc import address_of
 
@@ -43,26 +41,6 @@ def empty_message(tmp_path: Path) -> Path:
     path = tmp_path / "message"
     path.write_bytes(bytes(5))
     return path
-
-
-@needs_nghttp
-def test_nghttp_gets_an_answer_and_its_trailers(server: RunningServer, empty_message: Path) -> None:
-    url = f"http://{address_of(server)}/{SERVICE}/ServerLive"
-    command = ["nghttp", "-v", "-n", *HEADERS, "-d", str(empty_message), url]
-    completed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert "grpc-status: 0" in completed.stdout
-    assert "GOAWAY" not in completed.stdout.split("grpc-status: 0")[0]
-
-
-@needs_h2load
-@pytest.mark.parametrize("method", ["ServerLive", "ServerMetadata"])
-def test_h2load_has_every_request_answered(server: RunningServer, empty_message: Path, method: str) -> None:
-    url = f"http://{address_of(server)}/{SERVICE}/{method}"
-    command = ["h2load", "-n", "2000", "-c", "20", "-m", "50", *HEADERS, "-d", str(empty_message), url]
-    completed = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    counts = re.search(r"(\d+) succeeded, (\d+) failed, (\d+) errored, (\d+) timeout", completed.stdout)
-    assert counts is not None, completed.stdout
-    assert counts.groups() == ("2000", "0", "0", "0")
 
 
 @needs_grpc_js

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,8 +13,6 @@ from gpuprof.cli.main import main
 from gpuprof.domain.deployment import PublicName
 from gpuprof.load.load import LoadSettings, RequestStream, run_load
 from gpuprof.load.target import Target
-from gpuprof.serving.router.router import Router
-from gpuprof.serving.transport.inference import RefusedError
 from tests.reruns import serves_in_real_time
 from tests.serving.running import map_of, replica, running
 from tests.serving.test_models import lookup
@@ -83,18 +79,3 @@ def test_two_models_cannot_be_one_version(tmp_path: Path) -> None:
         running(tmp_path, document),
     ):
         pass
-
-
-def test_of_an_unknown_name_only_the_beginning_is_compared_with_those_that_there_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    compared: list[str] = []
-
-    def find_near(name: str, names: list[str], **how: Any) -> list[str]:
-        compared.append(name)
-        return []
-
-    monkeypatch.setattr(difflib, "get_close_matches", find_near)
-    with pytest.raises(RefusedError, match="unknown model"):
-        Router(cast(Any, None)).find("m" * 200_000)
-    assert [len(name) for name in compared] == [100]

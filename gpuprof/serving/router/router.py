@@ -17,8 +17,6 @@ from gpuprof.serving.transport.inference import Inference, InputTensor, OutputTe
 from gpuprof.serving.watch.statistics import ModelStatistics
 from gpuprof.serving.watch.tracing import RequestTracer
 
-_COMPARED_CHARACTERS = 100
-
 
 @dataclass(frozen=True, slots=True)
 class PlannedMember:
@@ -138,8 +136,7 @@ class Router:
         else:
             import difflib
 
-            # Comparison takes quadratic time in the length of the name, which the client chooses.
-            matches = difflib.get_close_matches(name[:_COMPARED_CHARACTERS], list(self.models), n=1, cutoff=0.4)
+            matches = difflib.get_close_matches(name[:100], list(self.models), n=1, cutoff=0.4)
             hint = f"did you mean {matches[0]!r}?" if matches else f"known: {', '.join(sorted(self.models))}"
             text = f"unknown model {name[:100]!r} ({hint})"
         raise RefusedError(HTTPStatus.NOT_FOUND, text)

@@ -21,7 +21,6 @@ from gpuprof.serving.protocol.grpc_messages import (
     message_class,
     protocol_pool,
     read_infer,
-    service_methods,
     split_off_field,
     wrap_message,
 )
@@ -126,14 +125,6 @@ def test_bytes_that_are_no_message_raise_value_error_or_are_kept_whole(data: byt
     assert len(rest) + sum(place.stop - place.start for place in places) <= len(data)
 
 
-@pytest.mark.parametrize("size", [4, INLINE_BYTES + 1])
-def test_a_call_has_its_raw_contents_however_large_it_is(size: int) -> None:
-    data = request([b"x" * size, b"y"]).SerializeToString()
-    message = decode_infer(data)
-    assert [data[span] for span in message.spans] == [b"x" * size, b"y"]
-    assert message.request.inputs[0].name == "x"
-
-
 def test_a_large_call_that_is_cut_off_is_refused() -> None:
     data = request([b"x" * (2 * INLINE_BYTES)]).SerializeToString()
     with pytest.raises(RefusedError, match="no ModelInferRequest"):
@@ -170,10 +161,3 @@ def test_what_is_not_left_out_of_the_protocol_is_numbered_as_in_tritons_own_mess
         for field in message_type.fields:
             assert field.number == theirs.DESCRIPTOR.fields_by_name[field.name].number
             assert field.type == theirs.DESCRIPTOR.fields_by_name[field.name].type
-
-
-def test_every_call_has_its_messages() -> None:
-    methods = {method.name: method for method in service_methods()}
-    assert methods["ModelStreamInfer"].client_streaming and methods["ModelStreamInfer"].server_streaming
-    assert not methods["ModelInfer"].client_streaming
-    assert methods["ModelInfer"].input_type.name == "ModelInferRequest"

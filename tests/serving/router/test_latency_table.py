@@ -91,13 +91,6 @@ def test_it_falls_to_the_least_where_expectations_hold_and_is_bounded_where_noth
     assert reserve.at(1.0) == LEAST_RESERVE
 
 
-def test_requests_that_were_far_from_their_deadline_say_nothing() -> None:
-    reserve = Reserve(99.0)
-    for _ in range(100):
-        reserve.observe(10.0, 40.0, 500.0, 1.0)
-    assert reserve.at(1.0) == RESERVE
-
-
 def test_what_a_pause_has_raised_comes_back_by_itself_within_half_a_minute() -> None:
     reserve = Reserve(99.0)
     for number in range(200):
@@ -113,12 +106,3 @@ def test_what_is_always_needed_is_kept() -> None:
         took_ms = 500.0 if number % 20 == 0 else 300.0
         reserve.observe(500.0 * (1.0 - reserve.at(now)), took_ms * (1.0 - reserve.at(now)) * 1.33, 500.0, now)
     assert reserve.at(300.0) > 0.18
-
-
-def test_the_next_map_may_ask_for_another_percentile() -> None:
-    strict, lax = Reserve(99.0), Reserve(99.0)
-    lax.percentile = 50.0
-    for reserve in (strict, lax):
-        for took_ms in (600.0, 300.0) * 20:
-            reserve.observe(450.0, took_ms, 500.0, 1.0)
-    assert lax.at(1.0) < strict.at(1.0)

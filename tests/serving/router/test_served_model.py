@@ -23,18 +23,21 @@ SLO_MS = 105.0
 Scene = Callable[[ServedModel, list[FakeWorker]], Awaitable[None]]
 
 
-def play(scene: Scene, replicas: int = 1) -> None:
-    """Play with replicas that take batches of one, 10 ms each, and have an SLO of 105 ms."""
+def played(replicas: int = 1) -> Callable[[Scene], Callable[[], None]]:
+    """Make a test of a scene with replicas that take batches of one, 10 ms each, and have an SLO of 105 ms."""
 
-    async def run() -> None:
-        model = ServedModel("m", SLO_MS, Arena(1 << 16))
-        workers = [FakeWorker() for _ in range(replicas)]
-        for number, worker in enumerate(workers):
-            plan = ReplicaPlan(f"m/{number}", 1, 0.0, (10.0,))
-            model.replicas.append(ServedReplica(plan, [worker], model, ModelStatistics()))  # type: ignore[list-item]
-        await scene(model, workers)
+    def make_test(scene: Scene) -> Callable[[], None]:
+        async def run() -> None:
+            model = ServedModel("m", SLO_MS, Arena(1 << 16))
+            workers = [FakeWorker() for _ in range(replicas)]
+            for number, worker in enumerate(workers):
+                plan = ReplicaPlan(f"m/{number}", 1, 0.0, (10.0,))
+                model.replicas.append(ServedReplica(plan, [worker], model, ModelStatistics()))  # type: ignore[list-item]
+            await scene(model, workers)
 
-    asyncio.run(run())
+        return lambda: asyncio.run(run())
+
+    return make_test
 
 
 def fill(model: ServedModel, count: int, deadline_ms: float = 1e6) -> list[Inference]:
@@ -62,44 +65,40 @@ def is_refused(model: ServedModel, request: Inference) -> bool:
     return False
 
 
-def test_what_is_foreseen_is_what_submit_would_say() -> None:
-    async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
-        for _ in range(40):
-            for timeout_ms in (None, 35.0, 255.0):
-                received = refuse_early(model, timeout_ms)
-                request = inference(0, deadline_ms=timeout_ms or SLO_MS)
-                assert is_refused(model, request) is not received
-                model.replicas[0]._queue.remove(lambda queued, request=request: queued is request)  # type: ignore[misc]
-            fill(model, 1)
-        assert not refuse_early(model) and refuse_early(model, 1e6)
-        assert model.statistics.refused > 40
-
-    play(scene)
+@played()
+async def test_what_is_foreseen_is_what_submit_would_say(model: ServedModel, workers: list[FakeWorker]) -> None:
+    for _ in range(40):
+        for timeout_ms in (None, 35.0, 255.0):
+            received = refuse_early(model, timeout_ms)
+            request = inference(0, deadline_ms=timeout_ms or SLO_MS)
+            assert is_refused(model, request) is not received
+            model.replicas[0]._queue.remove(lambda queued, request=request: queued is request)  # type: ignore[misc]
+        fill(model, 1)
+    assert not refuse_early(model) and refuse_early(model, 1e6)
+    assert model.statistics.refused > 40
 
 
-def test_nothing_is_foreseen_while_any_replica_has_nobody_waiting() -> None:
-    async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
-        for _ in range(40):
-            model.replicas[0].submit(inference(0))
-        assert refuse_early(model)
-        model.replicas[1].submit(inference(0))
-        model.replicas[1].submit(inference(0))
-        model.replicas[1].submit(inference(0))
-        assert refuse_early(model)  # two ahead there
-        assert not refuse_early(model, 35.0)
+@played(replicas=2)
+async def test_nothing_is_foreseen_while_any_replica_has_nobody_waiting(
+    model: ServedModel, workers: list[FakeWorker]
+) -> None:
+    for _ in range(40):
+        model.replicas[0].submit(inference(0))
+    assert refuse_early(model)
+    model.replicas[1].submit(inference(0))
+    model.replicas[1].submit(inference(0))
+    model.replicas[1].submit(inference(0))
+    assert refuse_early(model)  # two ahead there
+    assert not refuse_early(model, 35.0)
 
-    play(scene, replicas=2)
 
-
-def test_looking_ahead_takes_no_turn() -> None:
-    async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
-        fill(model, 8)
-        for _ in range(6):
-            refuse_early(model)
-            model.submit(inference(0, deadline_ms=1e6))
-        assert [replica.in_flight for replica in model.replicas] == [7, 7]
-
-    play(scene, replicas=2)
+@played(replicas=2)
+async def test_looking_ahead_takes_no_turn(model: ServedModel, workers: list[FakeWorker]) -> None:
+    fill(model, 8)
+    for _ in range(6):
+        refuse_early(model)
+        model.submit(inference(0, deadline_ms=1e6))
+    assert [replica.in_flight for replica in model.replicas] == [7, 7]
 
 
 def test_who_asks_for_less_time_than_the_slo_makes_no_batch_wait_for_others() -> None:
@@ -116,32 +115,32 @@ def test_who_asks_for_less_time_than_the_slo_makes_no_batch_wait_for_others() ->
         assert is_refused(model, inference(0, deadline_ms=SLO_MS))
         assert held_ms(model) > 1.0
 
-    play(scene)
+    played()(scene)()
 
 
-def test_both_refusals_are_counted_alike_and_a_traced_request_is_received() -> None:
-    async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
-        for _ in range(40):
-            model.replicas[0].submit(inference(0))
-        before = model.statistics
-        assert not refuse_early(model)
-        assert is_refused(model, inference(0, deadline_ms=SLO_MS))
-        after = model.statistics
-        assert (after.arrived - before.arrived, after.refused - before.refused) == (2, 2)
-        model.tracer = Tracer()
-        assert refuse_early(model)
+@played()
+async def test_both_refusals_are_counted_alike_and_a_traced_request_is_received(
+    model: ServedModel, workers: list[FakeWorker]
+) -> None:
+    for _ in range(40):
+        model.replicas[0].submit(inference(0))
+    before = model.statistics
+    assert not refuse_early(model)
+    assert is_refused(model, inference(0, deadline_ms=SLO_MS))
+    after = model.statistics
+    assert (after.arrived - before.arrived, after.refused - before.refused) == (2, 2)
+    model.tracer = Tracer()
+    assert refuse_early(model)
 
-    play(scene)
 
-
-def test_a_request_waits_no_longer_than_ten_times_the_slo_or_ten_seconds() -> None:
-    async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
-        longest = max(10_000.0, 10.0 * SLO_MS)
-        assert model.limit_deadline_ms(None) == SLO_MS
-        assert model.limit_deadline_ms(longest - 1.0) == longest - 1.0
-        assert model.limit_deadline_ms(3_600_000.0) == longest
-
-    play(scene)
+@played()
+async def test_a_request_waits_no_longer_than_ten_times_the_slo_or_ten_seconds(
+    model: ServedModel, workers: list[FakeWorker]
+) -> None:
+    longest = max(10_000.0, 10.0 * SLO_MS)
+    assert model.limit_deadline_ms(None) == SLO_MS
+    assert model.limit_deadline_ms(longest - 1.0) == longest - 1.0
+    assert model.limit_deadline_ms(3_600_000.0) == longest
 
 
 class Tracer:
@@ -151,17 +150,15 @@ class Tracer:
     record_refusal = close = record_answer
 
 
-def test_a_request_is_judged_by_what_goes_before_it() -> None:
-    async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
-        for _ in range(40):
-            model.replicas[0].submit(inference(0, priority=5))
-        assert not refuse_early(model, priority=5) and refuse_early(model, priority=4)
-        assert is_refused(model, inference(1, deadline_ms=SLO_MS, priority=5))
-        urgent = inference(2, deadline_ms=SLO_MS, priority=4)
-        model.submit(urgent)
-        assert model.replicas[0]._queue.oldest is urgent
-
-    play(scene)
+@played()
+async def test_a_request_is_judged_by_what_goes_before_it(model: ServedModel, workers: list[FakeWorker]) -> None:
+    for _ in range(40):
+        model.replicas[0].submit(inference(0, priority=5))
+    assert not refuse_early(model, priority=5) and refuse_early(model, priority=4)
+    assert is_refused(model, inference(1, deadline_ms=SLO_MS, priority=5))
+    urgent = inference(2, deadline_ms=SLO_MS, priority=4)
+    model.submit(urgent)
+    assert model.replicas[0]._queue.oldest is urgent
 
 
 @pytest.mark.parametrize(
@@ -182,7 +179,7 @@ def test_where_answers_to_those_who_allow_the_slo_come_later_than_expected_fewer
             count += 1
         assert count == let_in  # 6 of 73, 8 of 94 and 9 of 96 ms; two are ahead in any case
 
-    play(scene)
+    played()(scene)()
 
 
 class _Answer:
@@ -194,28 +191,28 @@ def _done(*_: Any) -> None:
     pass
 
 
-def test_requests_whose_clients_have_gone_wait_for_no_worker() -> None:
-    async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
-        inferences = fill(model, 3)
-        workers[0].die()
-        assert model.in_flight == 3
-        for request in inferences[:2]:
-            request.cancelled = True
-        model.forget_cancelled()
-        assert model.in_flight == 1
-        workers[0].come_back()
-        assert workers[0].names() == [[inferences[2].wanted]]
+@played()
+async def test_requests_whose_clients_have_gone_wait_for_no_worker(
+    model: ServedModel, workers: list[FakeWorker]
+) -> None:
+    inferences = fill(model, 3)
+    workers[0].die()
+    assert model.in_flight == 3
+    for request in inferences[:2]:
+        request.cancelled = True
+    model.forget_cancelled()
+    assert model.in_flight == 1
+    workers[0].come_back()
+    assert workers[0].names() == [[inferences[2].wanted]]
 
-    play(scene)
 
-
-def test_requests_whose_clients_have_gone_do_not_keep_a_replica_that_takes_no_more() -> None:
-    async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
-        inferences = fill(model, 5)
-        model.retire_replica(model.replicas[0])
-        for request in inferences:
-            request.cancelled = True
-        model.forget_cancelled()
-        assert model.in_flight == sum(len(batch.inferences) for batch in workers[0].sent)
-
-    play(scene)
+@played()
+async def test_requests_whose_clients_have_gone_do_not_keep_a_replica_that_takes_no_more(
+    model: ServedModel, workers: list[FakeWorker]
+) -> None:
+    inferences = fill(model, 5)
+    model.retire_replica(model.replicas[0])
+    for request in inferences:
+        request.cancelled = True
+    model.forget_cancelled()
+    assert model.in_flight == sum(len(batch.inferences) for batch in workers[0].sent)

@@ -99,238 +99,240 @@ def _never(*_: object) -> None:
     raise AssertionError("the owner answers, not the replica")
 
 
-def play(
-    scene: Callable[[ServedReplica, list[FakeWorker], Owner], Awaitable[None]],
-    batch: int = 4,
-    wait_ms: float = 1e5,
-    workers: int = 1,
-    stages_ahead: bool = False,
+Scene = Callable[[ServedReplica, list[FakeWorker], Owner], Awaitable[None]]
+
+
+def played(
+    batch: int = 4, wait_ms: float = 1e5, workers: int = 1, stages_ahead: bool = False
+) -> Callable[[Scene], Callable[[], None]]:
+    """Make a test of a scene with a replica, its workers and its owner."""
+
+    def make_test(scene: Scene) -> Callable[[], None]:
+        async def run() -> None:
+            fakes = [FakeWorker(stages_ahead) for _ in range(workers)]
+            owner = Owner()
+            plan = ReplicaPlan("m/0", batch, wait_ms, (10.0,) * batch)
+            await scene(ServedReplica(plan, fakes, owner, ModelStatistics()), fakes, owner)  # type: ignore[arg-type]
+
+        return lambda: asyncio.run(run())
+
+    return make_test
+
+
+@played()
+async def test_a_full_batch_goes_at_once(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
+    for name in range(3):
+        replica.submit(inference(name))
+    assert workers[0].names() == []
+    replica.submit(inference(3))
+    assert workers[0].names() == [[[0], [1], [2], [3]]]
+    assert replica.waiting_rows == 0
+
+
+@played(wait_ms=5.0)
+async def test_a_part_of_a_batch_goes_when_its_oldest_has_waited_long_enough(
+    replica: ServedReplica, workers: list[FakeWorker], owner: Owner
 ) -> None:
-    async def run() -> None:
-        played = [FakeWorker(stages_ahead) for _ in range(workers)]
-        owner = Owner()
-        plan = ReplicaPlan("m/0", batch, wait_ms, (10.0,) * batch)
-        await scene(ServedReplica(plan, played, owner, ModelStatistics()), played, owner)  # type: ignore[arg-type]
-
-    asyncio.run(run())
+    replica.submit(inference(0))
+    assert workers[0].names() == []
+    while not workers[0].sent:
+        await asyncio.sleep(0.002)
+    assert workers[0].names() == [[[0]]]
 
 
-def test_a_full_batch_goes_at_once() -> None:
-    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
-        for name in range(3):
-            replica.submit(inference(name))
-        assert workers[0].names() == []
-        replica.submit(inference(3))
-        assert workers[0].names() == [[[0], [1], [2], [3]]]
-        assert replica.waiting_rows == 0
-
-    play(scene)
+@played()
+async def test_a_request_with_little_time_left_does_not_wait_for_others(
+    replica: ServedReplica, workers: list[FakeWorker], owner: Owner
+) -> None:
+    replica.submit(inference(0, deadline_ms=5.0))  # a batch takes 10
+    assert workers[0].names() == [[[0]]]
 
 
-def test_a_part_of_a_batch_goes_when_its_oldest_has_waited_long_enough() -> None:
-    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
+@played()
+async def test_rows_count_and_a_request_that_does_not_fit_waits_for_the_next_batch(
+    replica: ServedReplica, workers: list[FakeWorker], owner: Owner
+) -> None:
+    replica.submit(inference(0, rows=3))
+    replica.submit(inference(1, rows=2))
+    assert workers[0].names() == [[[0]]]
+    replica.submit(inference(2, rows=1))
+    assert replica.waiting_rows == 3
+
+
+@played()
+async def test_only_requests_of_one_shape_share_a_batch(
+    replica: ServedReplica, workers: list[FakeWorker], owner: Owner
+) -> None:
+    for name, batch_key in enumerate("abab"):
+        replica.submit(inference(name, batch_key=batch_key))
+    assert workers[0].names() == [[[0], [2]]]
+
+
+@played()
+async def test_a_busy_worker_is_given_its_next_batch_only_when_it_is_full(
+    replica: ServedReplica, workers: list[FakeWorker], owner: Owner
+) -> None:
+    for name in range(7):
+        replica.submit(inference(name))
+    assert len(workers[0].sent) == 1
+    replica.submit(inference(7))
+    assert workers[0].names()[1] == [[4], [5], [6], [7]]
+    for name in range(8, 20):
+        replica.submit(inference(name))
+    assert len(workers[0].sent) == 2
+
+
+@played(batch=1, wait_ms=0.0, workers=2)
+async def test_no_process_is_given_a_batch_in_advance_that_another_could_start_sooner(
+    replica: ServedReplica, workers: list[FakeWorker], owner: Owner
+) -> None:
+    for name in range(3):
+        replica.submit(inference(name))
+    assert [len(worker.sent) for worker in workers] == [1, 1]
+    assert replica.waiting_rows == 1
+    workers[1].finish()
+    assert workers[1].names() == [[[2]]]
+
+
+@played(batch=1, wait_ms=0.0)
+async def test_higher_priorities_go_first_and_equals_in_order(
+    replica: ServedReplica, workers: list[FakeWorker], owner: Owner
+) -> None:
+    replica.submit(inference(0))
+    replica.submit(inference(9))  # at hand
+    for name, priority in ((1, 2), (2, 1), (3, 2), (4, 0)):
+        replica.submit(inference(name, priority=priority))
+    order = []
+    while workers[0].sent:
+        order += [sent.wanted for sent in workers[0].finish()]
+    assert order == [[0], [9], [4], [2], [1], [3]]
+
+
+@played(batch=1, wait_ms=0.0, workers=2)
+async def test_what_a_dying_worker_had_goes_to_its_sibling_first_of_all_and_is_answered_once(
+    replica: ServedReplica, workers: list[FakeWorker], owner: Owner
+) -> None:
+    for name in range(5):
+        replica.submit(inference(name))
+    assert workers[0].names()[0] == [[0]]
+    workers[0].die()
+    order = []
+    while workers[1].sent:
+        order += [sent.wanted for sent in workers[1].finish()]
+    assert order.index([0]) < order.index([4])
+    assert sorted(owner.answered) == [[0], [1], [2], [3], [4]]
+    assert owner.adopted == owner.refused == []
+
+
+@played(batch=1, wait_ms=0.0)
+async def test_when_no_worker_is_left_the_owner_gets_everything(
+    replica: ServedReplica, workers: list[FakeWorker], owner: Owner
+) -> None:
+    for name in range(4):
+        replica.submit(inference(name))
+    workers[0].die()
+    assert owner.adopted == [[0], [1], [2], [3]]
+    assert replica.waiting_rows == replica.in_flight == 0
+
+
+@played(batch=1, wait_ms=0.0, workers=3)
+async def test_a_request_that_every_worker_dies_of_is_given_up(
+    replica: ServedReplica, workers: list[FakeWorker], owner: Owner
+) -> None:
+    replica.submit(inference(0))
+    for worker in workers:
+        assert worker.sent
+        worker.die()
+    assert owner.refused == [([0], 500)]
+    assert owner.adopted == []
+
+
+@played(batch=1, wait_ms=0.0, stages_ahead=True)
+async def test_only_what_workers_die_of_while_it_is_copied_ahead_is_given_up(
+    replica: ServedReplica, workers: list[FakeWorker], owner: Owner
+) -> None:
+    deadly, deaths = 1, 0
+    owner.reassign = replica.requeue  # type: ignore[method-assign] # to the same, when it lives again
+    for number in range(4):
+        replica.submit(inference(number))
+    while workers[0].sent:
+        on_device = [name for names in workers[0].names()[:2] for name in names]
+        if [deadly] in on_device:
+            assert deaths == 0 or on_device == [[deadly]], "what was a suspect was not alone on the device"
+            deaths += 1
+            workers[0].die()
+            workers[0].come_back()
+        else:
+            workers[0].finish()
+    assert deaths == 3
+    assert owner.refused == [([deadly], 500)]
+    assert owner.answered == [[0], [2], [3]]
+
+
+@played(batch=1, wait_ms=0.0)
+async def test_what_was_at_hand_when_a_worker_died_is_sent_again_however_late_and_whoever_went_before_it(
+    replica: ServedReplica, workers: list[FakeWorker], owner: Owner
+) -> None:
+    low = [inference(number, priority=1) for number in range(4)]
+    for request in (*low, inference(9, priority=0)):
+        replica.submit(request)
+    workers[0].finish()
+    workers[0].finish()
+    assert workers[0].names() == [[[9]], [[2]]] and low[2].overtaken
+    low[2].deadline_ms = 0.0
+    batches, workers[0].sent = workers[0].sent, []
+    replica.on_batches_lost(batches)
+    assert workers[0].names() == [[[9]], [[2]]] and owner.refused == []
+    assert low[2].attempts == 2  # so that what it took is no measure of what was expected of it
+
+
+@played(batch=1, wait_ms=0.0)
+async def test_of_a_model_that_is_to_answer_soon_less_is_at_hand_lest_it_hold_up_what_is_urgent(
+    replica: ServedReplica, workers: list[FakeWorker], owner: Owner
+) -> None:
+    prefetch_ms = []
+    for allowed_ms in (1000.0, 4.0):
+        replica.record_arrival(0.0, replica.load(0.0, 0, allowed_ms), allowed_ms, is_refused=False)
         replica.submit(inference(0))
-        assert workers[0].names() == []
-        while not workers[0].sent:
-            await asyncio.sleep(0.002)
-        assert workers[0].names() == [[[0]]]
-
-    play(scene, wait_ms=5.0)
+        replica.submit(inference(1))
+        prefetch_ms.append(workers[0].prefetch_ms)
+    assert prefetch_ms == [5.0, 0.4]
 
 
-def test_a_request_with_little_time_left_does_not_wait_for_others() -> None:
-    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
-        replica.submit(inference(0, deadline_ms=5.0))  # a batch takes 10
-        assert workers[0].names() == [[[0]]]
-
-    play(scene)
-
-
-def test_rows_count_and_a_request_that_does_not_fit_waits_for_the_next_batch() -> None:
-    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
-        replica.submit(inference(0, rows=3))
-        replica.submit(inference(1, rows=2))
-        assert workers[0].names() == [[[0]]]
-        replica.submit(inference(2, rows=1))
-        assert replica.waiting_rows == 3
-
-    play(scene)
+@played()
+async def test_a_batch_that_fails_is_tried_again_one_by_one(
+    replica: ServedReplica, workers: list[FakeWorker], owner: Owner
+) -> None:
+    for name in range(4):
+        replica.submit(inference(name))
+    replica.on_batch_failed(workers[0].sent.pop(), "bad index")
+    for name in range(4):
+        assert workers[0].names()[0] == [[name]]
+        if name == 2:
+            replica.on_batch_failed(workers[0].sent.pop(0), "bad index")
+        else:
+            workers[0].finish()
+    assert owner.answered == [[0], [1], [3]]
+    assert owner.refused == [([2], 400)]
 
 
-def test_only_requests_of_one_shape_share_a_batch() -> None:
-    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
-        for name, batch_key in enumerate("abab"):
-            replica.submit(inference(name, batch_key=batch_key))
-        assert workers[0].names() == [[[0], [2]]]
-
-    play(scene)
-
-
-def test_a_busy_worker_is_given_its_next_batch_only_when_it_is_full() -> None:
-    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
-        for name in range(7):
-            replica.submit(inference(name))
-        assert len(workers[0].sent) == 1
-        replica.submit(inference(7))
-        assert workers[0].names()[1] == [[4], [5], [6], [7]]
-        for name in range(8, 20):
-            replica.submit(inference(name))
-        assert len(workers[0].sent) == 2
-
-    play(scene)
+@played()
+async def test_a_request_whose_client_has_gone_is_not_served(
+    replica: ServedReplica, workers: list[FakeWorker], owner: Owner
+) -> None:
+    cancelled = inference(1)
+    replica.submit(inference(0))
+    replica.submit(cancelled)
+    cancelled.cancelled = True
+    assert replica.drop_cancelled() == [cancelled]
+    assert replica.waiting_rows == 1
 
 
-def test_no_process_is_given_a_batch_in_advance_that_another_could_start_sooner() -> None:
-    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
-        for name in range(3):
-            replica.submit(inference(name))
-        assert [len(worker.sent) for worker in workers] == [1, 1]
-        assert replica.waiting_rows == 1
-        workers[1].finish()
-        assert workers[1].names() == [[[2]]]
-
-    play(scene, batch=1, wait_ms=0.0, workers=2)
-
-
-def test_higher_priorities_go_first_and_equals_in_order() -> None:
-    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
-        replica.submit(inference(0))
-        replica.submit(inference(9))  # at hand
-        for name, priority in ((1, 2), (2, 1), (3, 2), (4, 0)):
-            replica.submit(inference(name, priority=priority))
-        order = []
-        while workers[0].sent:
-            order += [sent.wanted for sent in workers[0].finish()]
-        assert order == [[0], [9], [4], [2], [1], [3]]
-
-    play(scene, batch=1, wait_ms=0.0)
-
-
-def test_what_a_dying_worker_had_goes_to_its_sibling_first_of_all_and_is_answered_once() -> None:
-    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
-        for name in range(5):
-            replica.submit(inference(name))
-        assert workers[0].names()[0] == [[0]]
-        workers[0].die()
-        order = []
-        while workers[1].sent:
-            order += [sent.wanted for sent in workers[1].finish()]
-        assert order.index([0]) < order.index([4])
-        assert sorted(owner.answered) == [[0], [1], [2], [3], [4]]
-        assert owner.adopted == owner.refused == []
-
-    play(scene, batch=1, wait_ms=0.0, workers=2)
-
-
-def test_when_no_worker_is_left_the_owner_gets_everything() -> None:
-    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
-        for name in range(4):
-            replica.submit(inference(name))
-        workers[0].die()
-        assert owner.adopted == [[0], [1], [2], [3]]
-        assert replica.waiting_rows == replica.in_flight == 0
-
-    play(scene, batch=1, wait_ms=0.0)
-
-
-def test_a_request_that_every_worker_dies_of_is_given_up() -> None:
-    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
-        replica.submit(inference(0))
-        for worker in workers:
-            assert worker.sent
-            worker.die()
-        assert owner.refused == [([0], 500)]
-        assert owner.adopted == []
-
-    play(scene, batch=1, wait_ms=0.0, workers=3)
-
-
-def test_only_what_workers_die_of_while_it_is_copied_ahead_is_given_up() -> None:
-    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
-        deadly, deaths = 1, 0
-        owner.reassign = replica.requeue  # type: ignore[method-assign] # to the same, when it lives again
-        for number in range(4):
-            replica.submit(inference(number))
-        while workers[0].sent:
-            on_device = [name for names in workers[0].names()[:2] for name in names]
-            if [deadly] in on_device:
-                assert deaths == 0 or on_device == [[deadly]], "what was a suspect was not alone on the device"
-                deaths += 1
-                workers[0].die()
-                workers[0].come_back()
-            else:
-                workers[0].finish()
-        assert deaths == 3
-        assert owner.refused == [([deadly], 500)]
-        assert owner.answered == [[0], [2], [3]]
-
-    play(scene, batch=1, wait_ms=0.0, stages_ahead=True)
-
-
-def test_what_was_at_hand_when_a_worker_died_is_sent_again_however_late_and_whoever_went_before_it() -> None:
-    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
-        low = [inference(number, priority=1) for number in range(4)]
-        for request in (*low, inference(9, priority=0)):
-            replica.submit(request)
-        workers[0].finish()
-        workers[0].finish()
-        assert workers[0].names() == [[[9]], [[2]]] and low[2].overtaken
-        low[2].deadline_ms = 0.0
-        batches, workers[0].sent = workers[0].sent, []
-        replica.on_batches_lost(batches)
-        assert workers[0].names() == [[[9]], [[2]]] and owner.refused == []
-        assert low[2].attempts == 2  # so that what it took is no measure of what was expected of it
-
-    play(scene, batch=1, wait_ms=0.0)
-
-
-def test_of_a_model_that_is_to_answer_soon_less_is_at_hand_lest_it_hold_up_what_is_urgent() -> None:
-    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
-        prefetch_ms = []
-        for allowed_ms in (1000.0, 4.0):
-            replica.record_arrival(0.0, replica.load(0.0, 0, allowed_ms), allowed_ms, is_refused=False)
-            replica.submit(inference(0))
-            replica.submit(inference(1))
-            prefetch_ms.append(workers[0].prefetch_ms)
-        assert prefetch_ms == [5.0, 0.4]
-
-    play(scene, batch=1, wait_ms=0.0)
-
-
-def test_a_batch_that_fails_is_tried_again_one_by_one() -> None:
-    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
-        for name in range(4):
-            replica.submit(inference(name))
-        replica.on_batch_failed(workers[0].sent.pop(), "bad index")
-        for name in range(4):
-            assert workers[0].names()[0] == [[name]]
-            if name == 2:
-                replica.on_batch_failed(workers[0].sent.pop(0), "bad index")
-            else:
-                workers[0].finish()
-        assert owner.answered == [[0], [1], [3]]
-        assert owner.refused == [([2], 400)]
-
-    play(scene)
-
-
-def test_a_request_whose_client_has_gone_is_not_served() -> None:
-    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
-        cancelled = inference(1)
-        replica.submit(inference(0))
-        replica.submit(cancelled)
-        cancelled.cancelled = True
-        assert replica.drop_cancelled() == [cancelled]
-        assert replica.waiting_rows == 1
-
-    play(scene)
-
-
-def test_a_request_that_was_to_share_a_larger_batch_elsewhere_is_sent() -> None:
-    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
-        moved = inference(7)
-        moved.expected_ms, moved.expected_rows = 50.0, 4  # by a replica of batches of four, which has gone
-        replica.submit(moved)
-        assert workers[0].names() == [[[7]]]
-
-    play(scene, batch=1)
+@played(batch=1)
+async def test_a_request_that_was_to_share_a_larger_batch_elsewhere_is_sent(
+    replica: ServedReplica, workers: list[FakeWorker], owner: Owner
+) -> None:
+    moved = inference(7)
+    moved.expected_ms, moved.expected_rows = 50.0, 4  # by a replica of batches of four, which has gone
+    replica.submit(moved)
+    assert workers[0].names() == [[[7]]]

@@ -40,16 +40,6 @@ def test_slots_that_are_out_at_the_same_time_never_overlap_and_keep_what_they_ha
     arena.close()
 
 
-def test_a_full_arena_says_so_and_serves_again_what_was_given_back() -> None:
-    arena = Arena(1 << 14)
-    first = arena.take(1 << 13)
-    second = arena.take(1 << 13)
-    assert first is not None and second is not None and arena.take(1) is None
-    arena.give_back(first)
-    assert arena.take(1 << 13) == first
-    arena.close()
-
-
 def test_small_slots_after_large_ones_and_large_after_small_find_room() -> None:
     arena = Arena(1 << 24)
     for size in (4_500_000, 600_000, 4_500_000, 8_192):
