@@ -19,7 +19,6 @@ from gpuprof.estimators.measured.measured import MeasuredModel, Point, blend_mea
 from gpuprof.estimators.measured.surface import (
     Calibration,
     LatencyEnvelope,
-    Reading,
     Surface,
     blend_figures,
     figure_within,
@@ -47,7 +46,6 @@ class ModelLatencies:
         self._surfaces: dict[tuple[str, str, int], Surface] = {}
         self._envelopes: dict[tuple[str, str], LatencyEnvelope] = {}
         self._calibrations: dict[str, Calibration] = {}
-        self._processes: dict[tuple[str, str], list[int]] = {}
 
     def alone(self, device: Device, workload: Workload) -> tuple[Figure, float]:
         """Return the latency alone and its coefficient of variation."""
@@ -106,26 +104,22 @@ class ModelLatencies:
 
     def _at_sizes(self, device: Device, model: MeasuredModel, workload: Workload) -> tuple[Figure, float]:
         """Return the latency from measurements at the model's own sizes, and its coefficient of variation."""
-        measured = self._list_processes(model, device)
+        measured = sorted({point.processes for point in model.points.get(device.name, [])})
         if not measured:
             part = part_of_one(workload.share, workload.processes)
             return self.predict(model, device, (workload.batch,), part)[0], 0.0
         processes = workload.processes if workload.processes in measured else measured[0]
         part = replace(workload.share, sm_pct=min(100.0, workload.share.sm_pct * processes / workload.processes))
         surface = self._surface(model, device, processes)
-        reading = surface.read_latency(workload.batch, part, lambda: self._shape(model, device))
+        value, source = surface.read_latency(workload.batch, part, lambda: self._shape(model, device))
         point = surface.nearest(workload.batch, part)
-        if processes != workload.processes or reading.source == EXTRAPOLATED:
-            figure = self._extrapolate(model, device, workload, reading.value, point)
+        if processes != workload.processes or source == EXTRAPOLATED:
+            figure = self._extrapolate(model, device, workload, value, point)
             return replace(figure, source=point.mark_source(figure.source)), point.cv
-        return self._with_interval(reading, point, device), point.cv
-
-    def _list_processes(self, model: MeasuredModel, device: Device) -> list[int]:
-        """Return the measured numbers of processes on the device, rising."""
-        key = model.name, device.name
-        if key not in self._processes:
-            self._processes[key] = sorted({point.processes for point in model.points.get(device.name, [])})
-        return self._processes[key]
+        if source == INTERPOLATED:
+            error = self._calibration(device).interpolation_error(max(point.relative_error, point.low_error or 0.0))
+            return figure_within(value, point.mark_source(source), error), point.cv
+        return Figure(value, point.mark_source(source), *point.ends_of(value)), point.cv
 
     def _extrapolate(
         self, model: MeasuredModel, device: Device, workload: Workload, value: float, nearest: Point
@@ -137,13 +131,6 @@ class ModelLatencies:
         low, high = self._envelopes[key].interval(workload.batch, workload.share, workload.processes)
         low, high = nearest.ends_of(low)[0] or low, nearest.ends_of(high)[1] or high
         return Figure(min(max(value, low), high), EXTRAPOLATED, low, high)
-
-    def _with_interval(self, reading: Reading, point: Point, device: Device) -> Figure:
-        source, (low, high) = point.mark_source(reading.source), point.ends_of(reading.value)
-        if reading.source == INTERPOLATED:
-            ends = (point.relative_error, point.low_error or 0.0)
-            return figure_within(reading.value, source, self._calibration(device).interpolation_error(max(ends)))
-        return Figure(reading.value, source, low, high)
 
     def predict(self, model: MeasuredModel, device: Device, batches: Sequence[int], share: Share) -> list[Figure]:
         """Return the times of batches of a model without measurements on the device."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -195,14 +195,6 @@ Shape = Callable[[int, Share], float]
 _DECIMALS = 9
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A value of the surface."""
-
-    value: float
-    source: str
-
-
 class Surface:
     """Latency of a model with a given number of processes over batch size and share.
 
@@ -217,20 +209,14 @@ class Surface:
         }
         self._device = device
         self._fractions = {point.share: point.granted_fraction(device) for point in points}
-        self._nearest: dict[tuple[int, Share], Point] = {}
-        # Among equally near points `nearest` takes the first, so those of larger batches come first.
-        self._sorted = sorted(self.points.values(), key=lambda point: -point.batch)
-        self._log_batches = np.log2([float(point.batch) for point in self._sorted])
-        self._log_fractions = np.log2([point.granted_fraction(device) for point in self._sorted])
-        self._migs = np.array([point.share.mig or "" for point in self._sorted])
 
-    def read_latency(self, batch: int, share: Share, shape: Callable[[], Shape | None]) -> Reading:
-        """Return the latency: measured, interpolated between measured batches or shares, else carried over.
+    def read_latency(self, batch: int, share: Share, shape: Callable[[], Shape | None]) -> tuple[float, str]:
+        """Return the latency, measured or interpolated between batches or shares, else carried over, and its source.
 
         ``shape`` is called only in the last case.
         """
         if share in self.curves and (reading := self.curves[share].at(batch)):
-            return Reading(*reading)
+            return reading
         between = self._between_shares(batch, share)
         return between or self._extrapolate_point(batch, share, shape())
 
@@ -239,14 +225,17 @@ class Surface:
 
         A share of another kind of partition is one doubling further away.
         """
-        key = batch, share
-        if key not in self._nearest:
-            doublings = np.abs(self._log_fractions - math.log2(self._device.granted_fraction(share)))
-            doublings += np.abs(self._log_batches - math.log2(batch)) + (self._migs != (share.mig or ""))
-            self._nearest[key] = self._sorted[int(np.argmin(np.round(doublings, _DECIMALS)))]
-        return self._nearest[key]
+        fraction = self._device.granted_fraction(share)
 
-    def _between_shares(self, batch: int, share: Share) -> Reading | None:
+        def distance(point: Point) -> tuple[float, int]:
+            doublings = abs(math.log2(point.granted_fraction(self._device) / fraction)) + abs(
+                math.log2(point.batch / batch)
+            )
+            return round(doublings + ((point.share.mig or "") != (share.mig or "")), _DECIMALS), -point.batch
+
+        return min(self.points.values(), key=distance)
+
+    def _between_shares(self, batch: int, share: Share) -> tuple[float, str] | None:
         """Interpolate between the measured shares around ``share``, both logarithms being nearly a line."""
         points = [
             (self._fractions[curve_share], reading[0])
@@ -259,18 +248,18 @@ class Surface:
         if below is None or above is None:
             return None
         weight = math.log(fraction / below[0]) / math.log(above[0] / below[0])
-        return Reading(math.exp((1 - weight) * math.log(below[1]) + weight * math.log(above[1])), INTERPOLATED)
+        return math.exp((1 - weight) * math.log(below[1]) + weight * math.log(above[1])), INTERPOLATED
 
-    def _extrapolate_point(self, batch: int, share: Share, shape: Shape | None) -> Reading:
+    def _extrapolate_point(self, batch: int, share: Share, shape: Shape | None) -> tuple[float, str]:
         point = self.nearest(batch, share)
         if shape is not None and (nearest_shape := shape(point.batch, point.share)) > 0.0:  # 0: no op has work to count
             factor = shape(batch, share) / nearest_shape
-            return Reading(point.latency_ms * factor, EXTRAPOLATED)
+            return point.latency_ms * factor, EXTRAPOLATED
         curve = self.curves[point.share]
         reading = curve.at(batch)
         value = reading[0] if reading else curve.beyond(batch)
         parts = point.granted_fraction(self._device) / self._device.granted_fraction(share)
-        return Reading(value * max(1.0, parts), EXTRAPOLATED)
+        return value * max(1.0, parts), EXTRAPOLATED
 
 
 class LatencyEnvelope:
@@ -356,8 +345,7 @@ class Calibration:
     @cached_property
     def _between(self) -> float:
         errors = [e for s in self._surfaces.values() for c in s.curves.values() for e in c.left_out_errors()]
-        error = quantile(errors, LEVEL) if len(errors) >= 5 else None
-        return constant("published", "interpolation_error") if error is None else error
+        return _error_of(errors, "interpolation_error")
 
     def carried_error(self, doublings: float) -> float:
         """Return half of the 90% interval over the value, for figures carried over from other sizes."""
@@ -366,8 +354,7 @@ class Calibration:
     @cached_property
     def _beyond(self) -> float:
         errors = [e for s in self._surfaces.values() for c in s.curves.values() for e in c.end_errors()]
-        error = quantile(errors, LEVEL) if len(errors) >= 5 else None
-        return constant("published", "extrapolation_error") if error is None else error
+        return _error_of(errors, "extrapolation_error")
 
     @cached_property
     def ratios(self) -> dict[str, list[float]]:
@@ -383,3 +370,9 @@ class Calibration:
             if shape is not None
         }
         return {name: values for name, values in ratios.items() if values}
+
+
+def _error_of(errors: Sequence[float], published: str) -> float:
+    """Return the quantile of a device's errors; with fewer than five, that of published measurements."""
+    error = quantile(errors, LEVEL) if len(errors) >= 5 else None
+    return constant("published", published) if error is None else error
