@@ -124,11 +124,7 @@ def _group_by_unit(measured: Mapping[str, MeasuredModel], units: str) -> dict[st
 
 
 def _estimate_model(
-    estimator: Estimator,
-    unit: str,
-    model: MeasuredModel,
-    devices: Sequence[str],
-    find_device: Callable[[str], Device],
+    estimator: Estimator, unit: str, model: MeasuredModel, devices: Sequence[str], find_device: Callable[[str], Device]
 ) -> Iterator[HeldOutLatency]:
     for name in devices:
         device = find_device(name)

@@ -80,10 +80,7 @@ class ModelMemory:
     """
 
     def __init__(
-        self,
-        models: KnownModels,
-        learned: Callable[[Device], LearnedModel | None],
-        execution: Execution | None = None,
+        self, models: KnownModels, learned: Callable[[Device], LearnedModel | None], execution: Execution | None = None
     ) -> None:
         self._known, self._learned, self._execution = models, learned, execution or Execution()
         self._held: dict[tuple[str, str], WorkByBatch] = {}

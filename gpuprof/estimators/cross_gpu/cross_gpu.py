@@ -352,13 +352,7 @@ class CrossGpuLatencies:
     of the board is busy (`LatencyGrid`).
     """
 
-    def __init__(
-        self,
-        execution: Execution,
-        graph_of: Callable[[Any, int], ModelGraph],
-        *,
-        busy: bool = True,
-    ) -> None:
+    def __init__(self, execution: Execution, graph_of: Callable[[Any, int], ModelGraph], *, busy: bool = True) -> None:
         self._execution, self._graph_of, self._busy = execution, graph_of, busy
         self._kernels: dict[tuple[str, str], KernelsByBatch] = {}
         self._tables: dict[tuple[object, ...], LatencyGrid] = {}

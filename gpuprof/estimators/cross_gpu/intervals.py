@@ -141,13 +141,7 @@ class ErrorScales:
         return float(np.dot(scales, np.array(list(by_kind.values()))) / total)
 
     def widen_model(
-        self,
-        parts: TimeParts,
-        kind: str,
-        generation: str,
-        *,
-        named_host: bool = False,
-        is_compared: bool = True,
+        self, parts: TimeParts, kind: str, generation: str, *, named_host: bool = False, is_compared: bool = True
     ) -> float:
         """Return the factor f so that [t / f, t f] holds the time of a model nine of ten times.
 

@@ -448,11 +448,7 @@ class KernelsByBatch:
     """The kernels of a model at any batch, from its graphs at two batches where all kernels are linear in the batch."""
 
     def __init__(
-        self,
-        graph_at: Callable[[int], ModelGraph],
-        precision: str,
-        runtime: LaunchMode,
-        host_us: float | None = None,
+        self, graph_at: Callable[[int], ModelGraph], precision: str, runtime: LaunchMode, host_us: float | None = None
     ) -> None:
         self._graph_at = graph_at
         self.precision = precision  #: Type of the products' arithmetic.

@@ -133,13 +133,7 @@ class NodeGroups:
     """
 
     def __init__(
-        self,
-        ops: Sequence[Op],
-        *,
-        fused: bool,
-        narrow: bool,
-        by_onnxruntime: bool = False,
-        attention: bool = True,
+        self, ops: Sequence[Op], *, fused: bool, narrow: bool, by_onnxruntime: bool = False, attention: bool = True
     ) -> None:
         self._ops = ops
         #: Tensor → ops that read its elements; readers of its shape alone are left out.

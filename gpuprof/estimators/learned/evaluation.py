@@ -14,13 +14,7 @@ from gpuprof.estimators.conformal import common_factor, interval_factor
 from gpuprof.estimators.learned.features import NODE_NS, roofline_ns
 from gpuprof.estimators.learned.learned import ALLOCATION, STACK, LearnedModel, fit
 from gpuprof.estimators.learned.regressors import MREQ, STACKED, predict_requirement
-from gpuprof.estimators.learned.training_set import (
-    ModelCase,
-    OpTimes,
-    TrainingSet,
-    graph_facts,
-    leave_out_architecture,
-)
+from gpuprof.estimators.learned.training_set import ModelCase, OpTimes, TrainingSet, graph_facts, leave_out_architecture
 from gpuprof.estimators.measured.surface import BatchCurve
 from gpuprof.estimators.memory import peak_activation_bytes
 from gpuprof.machine.cgroup import own_cores

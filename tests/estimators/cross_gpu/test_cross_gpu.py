@@ -25,11 +25,7 @@ from gpuprof.estimators.cross_gpu.features import (
     preparation_part,
     regressor_names,
 )
-from gpuprof.estimators.cross_gpu.kernels import (
-    KernelsByBatch,
-    LaunchMode,
-    list_kernels,
-)
+from gpuprof.estimators.cross_gpu.kernels import KernelsByBatch, LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.rates import rates_of
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.graph.load import load_graph

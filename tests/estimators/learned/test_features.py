@@ -95,9 +95,7 @@ def test_channels_that_do_not_fill_a_block_are_computed_all_the_same(tmp_path: P
     assert computed_flops(coloured) == pytest.approx(2.0 * coloured.flops)
 
 
-def test_an_input_is_unfolded_only_where_it_is_no_matrix_already_and_channels_are_not_in_blocks(
-    tmp_path: Path,
-) -> None:
+def test_an_input_is_unfolded_only_where_it_is_no_matrix_already_and_channels_are_not_in_blocks(tmp_path: Path) -> None:
     unfolded = _facts(_convolution(tmp_path / "a.onnx", 32, 64, 4, 3))
     assert unfolded_bytes(unfolded) == 2 * 4 * 12 * 12 * 32 * 9
     assert unfolded_bytes(_facts(_convolution(tmp_path / "b.onnx", 48, 48, 4, 1))) == 0.0

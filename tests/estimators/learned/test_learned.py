@@ -40,12 +40,7 @@ from gpuprof.kernel_db.schema import OpRow
 from tests.estimators.measured_world import convolutional, measure, true_bytes
 from tests.estimators.rows import CPU, GPU, database
 
-NETWORKS = {
-    "thin": (8, 8, 16),
-    "wide": (32, 32),
-    "deep": (8, 16, 16, 32, 32),
-    "mixed": (16, 32, 16, 8),
-}
+NETWORKS = {"thin": (8, 8, 16), "wide": (32, 32), "deep": (8, 16, 16, 32, 32), "mixed": (16, 32, 16, 8)}
 QUICK = ("lasso", "kernel_ridge", "gradient_boosting")
 
 
@@ -211,8 +206,7 @@ def test_what_is_kept_predicts_the_same(model: LearnedModel, world: tuple[Path, 
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [("schema", "gpuprof.learned/9"), ("features", ["log_flops"]), ("device", "other")],
+    ("key", "value"), [("schema", "gpuprof.learned/9"), ("features", ["log_flops"]), ("device", "other")]
 )
 def test_another_schema_or_feature_list_is_refused(
     model: LearnedModel, tmp_path: Path, key: str, value: object
