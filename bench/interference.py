@@ -125,7 +125,6 @@ def print_errors(path: Path, hardware: HardwareCoefficients, workloads: dict[str
         "traffic": TrafficInterference,
         "igniter": lambda: IgniterInterference(hardware, workloads),
         "contention": lambda: ContentionModel(hardware),
-        "unshrunk": lambda: ContentionModel(hardware, 0.0),
     }
     measured = read_pairs(path, hardware, workloads)
     print(f"{'model':14} {'left out':10} {'mean %':>7} {'p95 %':>7} {'worst %':>8}   ({len(measured)} latencies)")

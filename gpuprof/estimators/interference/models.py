@@ -5,7 +5,6 @@ A device's model is that with the least error on its measured co-locations, each
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,9 +24,6 @@ from gpuprof.estimators.igniter.igniter import (
 )
 
 Array = NDArray[Any]
-#: Best of four values tried on the published pairs of a V100, by the error with a model held out both as victim and as
-#: neighbour.
-_SHRINKAGE = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +119,7 @@ class LinearInterference:
 
 
 class _AdditiveInterference(ABC):
-    """A slow-down above 1 that is a sum with coefficients of at least 0, the same for all models.
-
-    Few models are ever co-located, and their differences need not generalise: the coefficients are shrunk, as in ridge
-    regression, each in units of its feature's size. ``shrinkage``: weight of the squared coefficients beside the mean
-    squared error.
-    """
-
-    def __init__(self, shrinkage: float = 0.0) -> None:
-        self._shrinkage = shrinkage
+    """A slow-down above 1 that is a sum with coefficients of at least 0, the same for all models."""
 
     @abstractmethod
     def _features(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> Array:
@@ -143,15 +131,7 @@ class _AdditiveInterference(ABC):
 
         features = np.array([self._features(row.victim, row.beside) for row in measured])
         slow = np.array([row.slowdown for row in measured])
-        size = np.sqrt((features**2).mean(axis=0))
-        # Unmeasured features are 0 everywhere, and get the coefficient 0 whatever their size.
-        size[size == 0.0] = 1.0
-        # The penalty is a set of rows with target 0, scaled by the number of measurements: the other rows add up their
-        # squared errors, and the penalty is relative to the mean.
-        ridge = math.sqrt(self._shrinkage * len(measured)) * np.eye(features.shape[1])
-        rows = np.vstack([features / size / slow[:, None], ridge])
-        weights, _ = nnls(rows, np.concatenate([(slow - 1.0) / slow, np.zeros(len(ridge))]))
-        self.weights_ = weights / size
+        self.weights_, _ = nnls(features / slow[:, None], (slow - 1.0) / slow)
         return self
 
     def slowdown(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> float:
@@ -186,8 +166,7 @@ class ContentionModel(_AdditiveInterference):
     - the DRAM: the product of both sides' use.
     """
 
-    def __init__(self, hardware: HardwareCoefficients, shrinkage: float = _SHRINKAGE) -> None:
-        super().__init__(shrinkage)
+    def __init__(self, hardware: HardwareCoefficients) -> None:
         self._hardware = hardware
 
     def _features(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> Array:

@@ -67,15 +67,8 @@ def _contention(weights: list[float]) -> ContentionModel:
 def test_ours_learns_what_each_resource_costs_and_carries_it_to_an_unseen_model() -> None:
     truth = _contention([1.0, 5.0, 0.2, 0.3, 0.2, 0.5])
     measured = _pairs(truth)
-    assert ContentionModel(GPU, 0.0).fit(measured).weights_ == pytest.approx(truth.weights_, abs=1e-6)
-    assert evaluate("ours", lambda: ContentionModel(GPU, 0.0), measured, "victim").mean_pct < 1e-6
-
-
-def test_the_more_is_shrunk_the_nearer_predictions_are_to_no_interference() -> None:
-    measured = _pairs(_contention([1.0, 5.0, 0.2, 0.3, 0.2, 0.5]), 12)
-    models = [ContentionModel(GPU, amount).fit(measured) for amount in (0.0, 0.03, 3.0)]
-    means = [np.mean([model.slowdown(row.victim, row.beside) for row in measured]) for model in models]
-    assert means == sorted(means, reverse=True) and means[2] < 1.0 + 0.8 * (means[0] - 1.0)
+    assert ContentionModel(GPU).fit(measured).weights_ == pytest.approx(truth.weights_, abs=1e-6)
+    assert evaluate("ours", lambda: ContentionModel(GPU), measured, "victim").mean_pct < 1e-6
 
 
 def test_ours_never_speeds_anybody_up() -> None:
