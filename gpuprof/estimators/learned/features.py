@@ -189,9 +189,6 @@ def _compute_padding(channels: int) -> float:
 
 
 Array = NDArray[Any]
-#: Range of log(working set / cache): outside it all data come from a nearer cache, or all from memory.
-_FAR = (-6.0, 1.0)
-
 #: Kinds of ops with similar implementations in runtimes; all others are "other".
 KINDS: Mapping[str, frozenset[str]] = {
     "matrix": frozenset({"Gemm", "MatMul", "MatMulInteger", "Einsum", "FusedMatMul", "FusedGemm", "Attention"}),
@@ -220,7 +217,7 @@ FEATURES = (
     "log_outputs", "log_batch", "log_rows", "log_columns", "log_depth", "log_window", "stride", "log_groups",
     "log_columns_in_group", "log_channels_in_group", "aligned", "last_dimension", "inputs", "dtype_bytes",
     "blocked", "log_unfolded", "log_fused", "fused_functions", "fused_inputs",
-    "log_roofline_ns", "log_balance", "log_peak", "log_bandwidth", "log_units", "log_residency",
+    "log_roofline_ns", "log_balance", "log_peak", "log_bandwidth", "log_units",
     *(f"is_{kind}" for kind in _KIND_NAMES),
 )  # fmt: skip
 
@@ -255,18 +252,10 @@ def feature_matrix(ops: Sequence[OpFacts], device: Device, share: Share) -> Arra
             np.full(len(ops), math.log(peak)),
             np.full(len(ops), math.log(width)),
             np.full(len(ops), math.log(device.compute_units * fraction)),
-            np.array([_residency(facts.working_set, device) for facts in ops]),
         ]
     )
     kinds = np.array([[float(kind_of(facts) == kind) for kind in _KIND_NAMES] for facts in ops])
     return np.hstack([of_op, shared, kinds.reshape(len(ops), -1)])
-
-
-def _residency(working_set: float, device: Device) -> float:
-    """Return the logarithm of the working set over the last cache, clipped to `_FAR`."""
-    if working_set <= 0.0 or math.isinf(working_set) or not device.l2_bytes:
-        return _FAR[1]
-    return min(max(math.log(working_set / device.l2_bytes), _FAR[0]), _FAR[1])
 
 
 def roofline_ns(ops: Sequence[OpFacts], device: Device, share: Share) -> Array:

@@ -58,14 +58,6 @@ def test_a_group_counts_functions_and_the_activations_that_it_reads_besides(tmp_
         assert facts.working_set == working_set_bytes(fused)
 
 
-def test_weights_that_stay_in_the_cache_are_told_from_those_that_do_not(tmp_path: Path) -> None:
-    facts = facts_of_op(load_graph(two_layers(tmp_path / "two.onnx")).ops[0], 1)
-    sizes = (CPU.l2_bytes / 64, CPU.l2_bytes / 2, CPU.l2_bytes * 1000.0, float("inf"))
-    column = feature_matrix([replace(facts, working_set=size) for size in sizes], CPU, Share())
-    residency = column[:, FEATURES.index("log_residency")]
-    assert residency[0] < residency[1] < residency[2] == residency[3]
-
-
 @pytest.mark.parametrize(("group", "width", "blocked"), [(1, 60, True), (1, 61, False), (3, 48, True), (3, 60, False)])
 def test_grouped_convolutions_run_in_blocks_where_their_channels_fill_them(
     tmp_path: Path, group: int, width: int, blocked: bool
