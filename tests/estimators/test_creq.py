@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.launch_training import train_launches
-from bench.published_launches import Launches, kernel_resources, published_launches
 from gpuprof.domain.catalogue import datasets, device
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
@@ -39,11 +37,6 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("creq") / "network.onnx"
     build(find_architecture("random_cnn"), path)
     return path
-
-
-@pytest.fixture(scope="module")
-def read_published() -> list[Launches]:
-    return published_launches()
 
 
 def _creq(path: Path, batch: int, sm_pct: float = 100.0) -> dict[str, float]:
@@ -99,23 +92,6 @@ def test_under_a_part_of_the_gpu_nothing_is_said(network: Path) -> None:
     assert _creq(network, 4, 50.0) == {}
 
 
-def test_published_launches_hold_what_the_libraries_kernels_hold_on_a_v100(read_published: list[Launches]) -> None:
-    # volta_sgemm_128x64_tn: 128 threads, 122 registers, 12.5 KiB: four blocks of four warps on an SM, 16 of 64.
-    assert kernel_resources()["7.0", "volta_sgemm_128x64_tn"] == (122, 12800)
-    linear = next(part for part in read_published if part.measured.name == "linear")
-    v100_rows = linear.take(linear.measured.device == "v100-pcie-32")
-    assert set(v100_rows.held.tolist()) == {8.0, 12.0, 16.0, 32.0}
-    assert bool((v100_rows.warps <= v100_rows.held + 1e-9).all())
-
-
-@pytest.mark.slow
-def test_launches_of_an_excluded_gpu_are_not_learned(read_published: list[Launches]) -> None:
-    some = [part.take(np.arange(0, len(part.warps), 40)) for part in read_published]
-    kept = [part.take(part.measured.device != "t4") for part in some]
-    assert train_launches(some, excluded="t4", rounds=3) == train_launches(kept, rounds=3)
-    assert train_launches(some, rounds=3) != train_launches(kept, rounds=3)
-
-
 def test_a_grid_of_one_block_a_processor_has_no_tail_and_many_waves_come_near_to_all() -> None:
     occupancy = achieved_occupancy_pct(np.array([64.0, 64.0, 16.0]), np.array([0.5, 1000.0, 1000.0]), V100)
     assert occupancy[:2] == pytest.approx(94.5, abs=0.1)
@@ -145,10 +121,3 @@ def test_a_regressor_that_is_not_the_one_that_was_trained_is_refused(
     monkeypatch.setattr(creq_module, "datasets", lambda: tmp_path)
     with pytest.raises(InputError, match=r"norm_warps\.onnx is not the file that was trained"):
         shipped_creq.__wrapped__()
-
-
-def test_all_that_ships_for_launches_takes_less_than_two_megabytes() -> None:
-    provenance = json.loads((datasets() / "creq" / "provenance.json").read_text(encoding="utf-8"))
-    folder = datasets() / "creq"
-    files = [(folder / name).read_bytes() for name in provenance["sha256"]]
-    assert len(files) == 10 and sum(map(len, files)) < 2_000_000

@@ -8,14 +8,12 @@ import lightgbm
 import numpy as np
 import onnx
 import pytest
-from numpy.typing import NDArray
 from onnx import helper
 
 from bench.tree_export import export_trees
 from gpuprof.errors import InputError
 from gpuprof.estimators.cross_gpu.cost_model import Forest, Forests
 
-Array = NDArray[np.float64]
 RNG = np.random.default_rng(3)
 ROWS = RNG.normal(size=(500, 4))
 TARGET = np.where(ROWS[:, 0] > 0.2, ROWS[:, 1] ** 2, -1.0) + 0.1 * ROWS[:, 3]
@@ -54,15 +52,6 @@ def test_both_ways_give_the_same_to_the_last_bit(monkeypatch: pytest.MonkeyPatch
     by_runtime = Forest(content, "test").predict(rows)
     _without_runtime(monkeypatch)
     assert Forest(content, "test").predict(rows).tolist() == by_runtime.tolist()
-
-
-def test_many_rows_have_the_sums_that_each_of_them_has_alone() -> None:
-    forest, many = Forest(export_trees(_train_booster(5)), "test"), RNG.normal(size=(503, 4))
-    assert forest.predict(many).tolist() == [sum_ for row in many for sum_ in forest.predict(row[None]).tolist()]
-
-
-def test_no_rows_give_no_sums() -> None:
-    assert Forest(export_trees(_train_booster(2)), "test").predict(np.zeros((0, 4))).shape == (0,)
 
 
 def test_a_forest_is_opened_when_it_is_needed() -> None:

@@ -22,7 +22,6 @@ from gpuprof.estimators.cross_gpu.features import (
     bound_times,
     make_table,
     preparation_names,
-    preparation_part,
     regressor_names,
 )
 from gpuprof.estimators.cross_gpu.kernels import KernelsByBatch, LaunchMode, list_kernels
@@ -150,16 +149,6 @@ def test_nothing_of_an_excluded_gpu_is_learned() -> None:
     assert 1.5 < ratio[0] < 3.0
 
 
-@pytest.mark.parametrize("batch", [1, 5, 16, 17, 32, 75, 256])
-def test_a_batch_takes_what_it_takes_when_it_is_predicted_alone(network: Path, batch: int) -> None:
-    gpu, precision = device("a30"), "tfloat32"  # no worse GPU has TF32: it is compared with none
-    latency = DatabaseEstimator(None).estimate(str(network), gpu, batch, Share()).latency_ms
-    kernels = list_kernels(load_graph(network, batch), precision, LaunchMode.ONNXRUNTIME)
-    alone = shipped_model().latency(kernels, gpu, Share(), precision, LaunchMode.ONNXRUNTIME)
-    assert latency.value == pytest.approx(alone.value, rel=1e-9 if batch <= 4 else 0.05)
-    assert latency.upper() / latency.value == pytest.approx(alone.upper() / alone.value, rel=0.1)
-
-
 def _attention(queries: float, framework: float) -> OpTable:
     ones = np.ones(1)
     return attention_table(
@@ -179,37 +168,6 @@ def test_convolutions_that_nobody_measured_are_estimated_as_the_products_that_th
     for (kernel, stride), name in kinds.items():
         table = make_table("conv", 1, **sizes, kernel=kernel, stride=stride, image=28.0)
         assert regressor_names(table, rates).tolist() == [name]
-
-
-def test_what_a_framework_does_before_attention_is_learned_by_framework_and_counted_in_short_ops() -> None:
-    random = np.random.default_rng(3)
-    rows = 2000
-    queries = np.exp2(random.integers(1, 12, rows)).astype(float)
-    ones, framework = np.ones(rows), np.arange(rows) % 2
-    ops = attention_table(
-        ones, 8 * ones, 8 * ones, queries, queries, 64 * ones, causal=True, key_bytes=2.0, framework=framework * 1.0
-    )
-    names = np.where(random.random(rows) < 0.5, "h100", "l40s")
-    clock = np.array([preparation_part(rates_of(device(str(name)), "bfloat16")) for name in names])
-    prepared = np.where(framework == 0, 1e-5, 3e-5) * clock
-    least = np.array(
-        [
-            bound_times(ops.take([row]), rates_of(device(str(name)), "bfloat16")).expected_s[0]
-            for row, name in enumerate(names)
-        ]
-    )
-    split = np.full(rows, "train")
-    data = MeasuredOps("context_attention", "bfloat16", ops, prepared + 1.5 * least, names, split, kernels_only=True)
-    trained = train([data], rounds=30)
-    assert trained.floor_s["context 0"] == pytest.approx(1e-5, rel=0.1)
-    assert trained.floor_s["context 1"] == pytest.approx(3e-5, rel=0.1)
-    from gpuprof.estimators.cross_gpu.cost_model import CostModel
-
-    costs = CostModel.of_files(trained.models, trained.floor_s)
-    rates = rates_of(device("b200"), "bfloat16")  # seen by none
-    short = [costs.kernel_times(_attention(4.0, which), rates)[0] for which in (0.0, 1.0)]
-    expected = np.array([1e-5, 3e-5]) * preparation_part(rates)
-    assert short == pytest.approx(expected, rel=0.25)
 
 
 def test_attention_of_one_query_is_generation_and_only_attention_and_eight_bits_are_prepared() -> None:

@@ -100,16 +100,6 @@ def test_a_gelu_is_the_end_of_its_linear_layer_where_half_precision_is_fused() -
     assert len(list_kernels(graph, "float32", LaunchMode.FUSED).op_types) == 2
 
 
-def test_linear_layers_after_another_stay_products_of_their_own() -> None:
-    second = [_t(name, 64, 8) for name in ("w2", "w3")]
-    graph = _graph(
-        _op("MatMul", [X, W], H, [W]),
-        *(_op("MatMul", [H, weight], _t(f"o{weight.name}", 8, 16, 8), [weight]) for weight in second),
-    )
-    ops = list_kernels(graph, "float16", LaunchMode.FUSED).ops
-    assert ops.n.tolist() == [64, 16]
-
-
 def test_a_product_of_two_activations_is_a_batch_of_products() -> None:
     left, right = _t("l", 2, 4, 16, 8), _t("r", 2, 4, 8, 32)
     kernels = list_kernels(_graph(_op("MatMul", [left, right], _t("s", 2, 4, 16, 32))), "float32", LaunchMode.EAGER)
@@ -132,18 +122,6 @@ def test_views_and_transposed_operands_cost_nothing() -> None:
         _graph(flat, swap, _op("MatMul", [query, turned], _t("s", 4, 16, 16))), "float32", LaunchMode.EAGER
     )
     assert kernels.op_types == ("MatMul",)
-
-
-def test_a_gelu_written_with_erf_is_one_kernel() -> None:
-    root, unit, half = _t("root"), _t("one"), _t("half")
-    scaled = _op("Div", [X, root], _t("a", *X.shape), [root])
-    erf = _op("Erf", [_t("a", *X.shape)], _t("e", *X.shape))
-    more = _op("Add", [_t("e", *X.shape), unit], _t("p", *X.shape), [unit])
-    times = _op("Mul", [X, _t("p", *X.shape)], _t("m", *X.shape))
-    halved = _op("Mul", [_t("m", *X.shape), half], _t("y", *X.shape), [half])
-    ops = list_kernels(_graph(scaled, erf, more, times, halved), "float32", LaunchMode.EAGER).ops
-    assert len(ops) == 1
-    assert ops.bytes_moved[0] == pytest.approx(2 * 4 * X.elements, rel=0.01)
 
 
 def _attention() -> ModelGraph:
@@ -221,12 +199,6 @@ def test_what_onnxruntime_repeats_along_a_dimension_waits_for_its_sms_in_half_pr
     assert by_tensorrt.flops[0] == same.flops[0]
 
 
-def test_earlier_names_of_runtimes_are_understood() -> None:
-    assert LaunchMode("eager") is LaunchMode.EAGER and LaunchMode("fused") is LaunchMode.FUSED
-    with pytest.raises(ValueError, match="tvm"):
-        LaunchMode("tvm")
-
-
 def test_products_in_8_bits_quantise_nothing_again() -> None:
     weight = _t("w", 64, 64)
     product = _op("MatMul", [_t("x", 8, 64), weight], _t("y", 8, 64), [weight])
@@ -240,18 +212,6 @@ def test_a_convolution_is_the_product_that_it_is() -> None:
     ops = list_kernels(_graph(conv), "float32", LaunchMode.EAGER).ops
     assert (ops.m[0], ops.n[0], ops.k[0]) == (2 * 16 * 16, 16, 27)
     assert np.isclose(ops.flops[0], conv.flops or 0)
-
-
-def test_tensor_cores_convolve_between_two_changes_of_layout_that_the_host_does_not_launch() -> None:
-    image, weight, out = _t("i", 2, 3, 32, 32), _t("w", 16, 3, 3, 3), _t("o", 2, 16, 32, 32)
-    conv = _op("Conv", [image, weight], out, [weight], strides=(1, 1), kernel_shape=(3, 3), pads=(1, 1, 1, 1), group=1)
-    plain = list_kernels(_graph(conv), "float32", LaunchMode.EAGER)
-    kernels = list_kernels(_graph(conv), "tfloat32", LaunchMode.EAGER)
-    assert kernels.op_types == ("Conv", LAYOUT_OF_CONVOLUTION, LAYOUT_OF_CONVOLUTION)
-    assert [FAMILIES[family] for family in kernels.ops.family] == ["conv", "movement", "movement"]
-    moved = [8.0 * image.elements, 8.0 * out.elements]  # each element is read and written
-    assert kernels.ops.bytes_moved.tolist() == [plain.ops.bytes_moved[0], *moved]
-    assert host_seconds(kernels, LaunchMode.EAGER) == host_seconds(plain, LaunchMode.EAGER)
 
 
 @pytest.mark.timeout(20)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from onnx import TensorProto, helper
 
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
-from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, LatencyGrid, shipped_model
+from gpuprof.estimators.cross_gpu.cross_gpu import LatencyGrid, shipped_model
 from gpuprof.estimators.cross_gpu.kernels import KernelsByBatch, LaunchMode
 from gpuprof.graph.load import load_graph
 from gpuprof.zoo.architecture import find_architecture
@@ -42,53 +41,6 @@ def test_all_batches_together_are_each_by_itself(network: Path, runtime: LaunchM
             latency = together[batch]
             assert latency.source == alone.source
             assert (latency.value, latency.low, latency.high) == pytest.approx(
-                (alone.value, alone.low, alone.high), rel=1e-9
-            )
-
-
-def test_a_model_of_a_fixed_batch_is_estimated_at_that_alone(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Relu", ["x"], ["y"])]
-    path = write_model(tmp_path / "m.onnx", nodes, {"x": [8, 1024]}, {"y": None})
-    grid = LatencyGrid(_kernels(path, LaunchMode.FUSED), device("h100"), shipped_model())
-    assert grid.at(Share(), 8).value > 0.0
-
-
-def test_what_was_asked_for_before_changes_no_answer(network: Path) -> None:
-    gpu = device("a100-80")
-    planned = LatencyGrid(_kernels(network, LaunchMode.FUSED), gpu, shipped_model())
-    cells = [(share, batch) for share in _SHARES for batch in (1, 2, 3, 5, 7, 64, 100, 300)]
-    values = [planned.at(share, batch).value for share, batch in cells]
-    fresh = [
-        LatencyGrid(_kernels(network, LaunchMode.FUSED), gpu, shipped_model()).at(share, batch).value
-        for share, batch in cells
-    ]
-    assert values == pytest.approx(fresh, rel=1e-9)
-
-
-def test_no_time_is_predicted_twice(network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    predicted: list[tuple[Share, int]] = []
-    latencies = CrossGpuModel.latencies
-
-    def note(model: CrossGpuModel, kernels: KernelsByBatch, batches: Any, gpu: Any, share: Share, *, busy: bool) -> Any:
-        predicted.extend((share, batch) for batch in batches)
-        return latencies(model, kernels, batches, gpu, share, busy=busy)
-
-    monkeypatch.setattr(CrossGpuModel, "latencies", note)
-    grid = LatencyGrid(_kernels(network, LaunchMode.FUSED), device("a100-80"), shipped_model())
-    for share in _SHARES:
-        grid.series(share, (1, 2, 64))
-        grid.at(share, 5)
-    assert len(predicted) == len(set(predicted))
-
-
-def test_times_of_a_series_are_those_of_its_batches(network: Path) -> None:
-    gpu, batches = device("a100-80"), (1, 2, 3, 5, 7, 64, 100, 300)
-    for share in _SHARES[:4]:
-        series = LatencyGrid(_kernels(network, LaunchMode.FUSED), gpu, shipped_model()).series(share, batches)
-        one_by_one = LatencyGrid(_kernels(network, LaunchMode.FUSED), gpu, shipped_model())
-        for figure, batch in zip(series, batches, strict=True):
-            alone = one_by_one.at(share, batch)
-            assert (figure.value, figure.low, figure.high) == pytest.approx(
                 (alone.value, alone.low, alone.high), rel=1e-9
             )
 

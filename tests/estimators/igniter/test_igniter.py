@@ -6,14 +6,10 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from scipy.optimize import curve_fit
 
-from bench.interference import appropriate_batch, lower_bound_share
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.igniter import (
-    Array,
     Configuration,
     HardwareCoefficients,
     HardwareProfile,
@@ -64,23 +60,6 @@ def test_a_lower_clock_lengthens_the_execution_and_not_the_transfers() -> None:
     alone = predict(V100, PlacedWorkload(hungry, 8, 0.5), ())
     assert together.gpu_ms == pytest.approx(alone.gpu_ms * 1530.0 / (1530.0 - 1.025 * 153.5))
     assert together.load_ms == alone.load_ms
-
-
-def test_the_appropriate_batch_just_meets_the_rate() -> None:
-    batch = appropriate_batch(V100, NET, slo_ms=40.0, rate_rps=400.0)
-    assert batch == 8  # 40 · 0.4 · 1e7 / (2 (1e7 + 0.4 · 6e5)) = 7.8
-
-
-def test_the_lower_bound_is_the_least_share_that_keeps_half_of_the_slo() -> None:
-    share = lower_bound_share(V100, NET, 40.0, 8)
-    assert share is not None
-    assert predict(V100, PlacedWorkload(NET, 8, share), ()).latency_ms <= 20.0
-    assert predict(V100, PlacedWorkload(NET, 8, share - V100.share_unit), ()).latency_ms > 20.0
-
-
-def test_an_slo_that_no_share_keeps_has_no_lower_bound() -> None:
-    assert lower_bound_share(V100, NET, 3.0, 8) is None
-    assert lower_bound_share(V100, NET, 8.0, 8) is None
 
 
 def _hardware() -> HardwareProfile:
@@ -136,23 +115,6 @@ def test_the_fit_predicts_configurations_that_it_has_not_seen() -> None:
         assert fitted.power_w(batch, share) == pytest.approx(truth.power_w(batch, share), rel=0.05)
         assert fitted.l2_pct(batch, share) == pytest.approx(truth.l2_pct(batch, share), rel=0.05)
     assert fitted.cache == pytest.approx(0.002)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_published_fit_is_least_squares_as_scipy_finds_them(seed: int) -> None:
-    truth = replace(NET, power=(60.0, 5.0))
-    draw, profile = np.random.default_rng(seed), _workload(truth)
-    noisy = tuple(replace(point, gpu_ms=point.gpu_ms * draw.uniform(0.95, 1.05)) for point in profile.configurations)
-    fitted = fit_published_workload(replace(profile, configurations=noisy), V100)
-
-    def active_ms(at: Array, k1: float, k2: float, k3: float, k4: float, k5: float) -> Array:
-        return np.asarray((k1 * at[0] ** 2 + k2 * at[0] + k3) / (at[1] + k4) + k5)
-
-    at = np.array([(point.batch, 100.0 * point.share) for point in noisy]).T
-    best, _ = curve_fit(active_ms, at, [point.gpu_ms - profile.idle_ms for point in noisy], maxfev=100_000)
-    for batch, percent in ((1, 10.0), (4, 30.0), (24, 80.0), (32, 100.0)):
-        expected = active_ms(np.array([batch, percent]), *best)
-        assert fitted.active_ms(batch, percent / 100.0) == pytest.approx(float(expected), rel=1e-4)
 
 
 def test_five_coefficients_are_not_fitted_to_four_configurations() -> None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bench.interference import evaluate
-from bench.published_pairs import read_pairs
 from gpuprof.domain.estimate import Estimator, Figure, Workload
 from gpuprof.domain.share import Share
-from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
 from gpuprof.estimators.interference.colocation import Colocations, SeenRange, is_sharing_all_sms, slow_by_contention
 from gpuprof.estimators.interference.models import (
@@ -159,29 +156,6 @@ def test_what_nobody_co_located_is_named() -> None:
     assert seen_range.list_beyond(victim, beside) == ()
     assert seen_range.list_beyond(replace(victim, dram_pct=90.0), beside) == ("the victim's use of DRAM",)
     assert "the number of neighbours" in seen_range.list_beyond(victim, [*beside, *beside])
-
-
-_HEADER = (
-    "pair,model,batch,mps_share_pct,latency_ms,beside,beside_batch,beside_mps_share_pct,solo_latency_ms,"
-    "l2_utilization_pct,beside_l2_utilization_pct,dram_utilization_pct,beside_dram_utilization_pct\n"
-)
-
-
-def test_pairs_are_read_with_each_sides_own_figures(tmp_path: Path) -> None:
-    path = tmp_path / "pairs.csv"
-    path.write_text(_HEADER + "0,a,2,20,2.7,b,4,80,2.5,5,14,7,9\n0,b,4,80,3.5,a,2,20,3.0,14,5,9,7\n")
-    first, second = read_pairs(path, GPU, {"a": WORKLOAD, "b": WORKLOAD})
-    assert first.victim.solo_ms == second.beside[0].solo_ms == 2.5
-    assert second.victim.l2_pct == 14.0 and second.slowdown == pytest.approx(3.5 / 3.0)
-    assert second.victim.transfer_ms == pytest.approx(4 * 604e3 / 1e7)
-
-
-@pytest.mark.parametrize("content", ["", "a,b\n1,2\n", _HEADER + "0,x,2,20,2.7,b,4,80,2.5,5,14,7,9\n"])
-def test_pairs_that_are_none_are_refused(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "pairs.csv"
-    path.write_text(content)
-    with pytest.raises(InputError):
-        read_pairs(path, GPU, {"b": WORKLOAD})
 
 
 @pytest.fixture(scope="module")

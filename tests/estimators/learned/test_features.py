@@ -12,14 +12,12 @@ from onnx import TensorProto, helper
 
 from gpuprof.domain.share import Share
 from gpuprof.estimators.learned.features import (
-    EXPECTED_FEATURES,
     LANES,
     NODE_NS,
     OpCosts,
     OpFacts,
     computed_flops,
     costs_of,
-    expected_features,
     expected_ns,
     facts_of_op,
     fit_element_ns,
@@ -150,15 +148,3 @@ def test_what_an_element_costs_is_learnt_of_types_that_several_architectures_hav
     rates = fit_element_ns(costs, times, ("a", "b", "b", "a", "a"))
     assert rates == {"LRN": pytest.approx(25.5)}  # too few elements say nothing, and one architecture is no rate
     assert expected_ns(costs, rates)[2] == pytest.approx(expected_ns(costs, {})[2] + 25.5 * 40_000)
-
-
-def test_an_op_faster_than_its_traffic_costs_nothing_more_an_element() -> None:
-    costs = OpCosts(("Relu", "Relu"), np.zeros(2), np.full(2, 1e6), np.full(2, 1e6))
-    assert fit_element_ns(costs, np.full(2, 5e5), ("a", "b")) == {"Relu": 0.0}
-
-
-def test_the_parts_are_told_as_parts_of_the_whole() -> None:
-    costs = OpCosts(("Gemm",), np.array([6e6]), np.array([2e6]), np.zeros(1))
-    features = expected_features(costs, {})
-    assert features.shape == (1, len(EXPECTED_FEATURES))
-    assert np.exp(features[0]) == pytest.approx([8.002e6, 6.0 / 8.002, 2.0 / 8.002], rel=1e-5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimators.conformal import interval_factor
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.learned.evaluation import (
     CONSTANT,
@@ -128,13 +126,6 @@ def test_intervals_hold_what_was_measured(model: LearnedModel, world: tuple[Path
     for case in world[1].cases:
         latency = model.latency(case.graph, case.share)
         assert latency.low is not None and latency.low <= case.latency_ms <= latency.upper()
-
-
-def test_the_interval_counts_architectures_and_not_figures() -> None:
-    many = {"steady": [0.01] * 1000, **{str(i): [0.01 * i] for i in range(1, 19)}}
-    assert interval_factor(many) == pytest.approx(math.exp(0.17))
-    assert interval_factor({"a": [0.1], "b": [-0.3]}) == pytest.approx(math.exp(0.3))
-    assert interval_factor({}) is None
 
 
 @pytest.mark.slow
@@ -272,10 +263,3 @@ def test_a_scalar_input_of_a_row_is_read_as_one() -> None:
     facts = facts_of_row(row)
     assert facts.inputs == ((2, 8), (), ())
     assert facts.outputs == ((2, 8),)
-
-
-def test_fitting_tells_how_many_of_its_fits_are_done(world: tuple[Path, TrainingSet]) -> None:
-    steps: list[tuple[int, int]] = []
-    fit_with_intervals(world[1], ("lasso",), lambda done, total: steps.append((done, total)))
-    total = steps[0][1]
-    assert total > 2 and steps == [(done, total) for done in range(total + 1)]

@@ -85,7 +85,6 @@ def test_a_model_of_a_fixed_part_and_one_in_proportion_is_always_inside(
 
 _DEVICE = sliced_device(price=1.0)
 _SHARES = (Share(), Share(50.0), Share(25.0), *(Share(100.0, profile.name) for profile in _DEVICE.mig_profiles))
-_CELLS = st.tuples(st.integers(1, 40), st.sampled_from(_SHARES))
 
 
 def test_times_between_shares_are_read_at_the_sms_that_clients_got() -> None:
