@@ -246,7 +246,7 @@ class Estimate:
         measured.
     padding : Padding
         Size to which a replica pads partial batches, which then take as long as a batch of this size; see
-        `gpuprof.rules.padding`.
+        `gpuprof.rules.batching`.
     """
 
     workload: Workload

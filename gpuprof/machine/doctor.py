@@ -24,10 +24,9 @@ from gpuprof.machine.cgroup import CpuQuota, cgroup_version, cpu_quota_cores, me
 from gpuprof.machine.cpu import local_cpu
 from gpuprof.machine.mps import ANSWER_S, CONTROL, DEFAULT_PIPE
 from gpuprof.machine.nvml import ask_nvml, decode_nvml
-from gpuprof.runtime.cuda_provider import LIBRARIES_FIX, has_wheel_code
 from gpuprof.runtime.gpu_probe import read_probe
 from gpuprof.runtime.module_command import module_command
-from gpuprof.runtime.providers import MPS_PIPE, ORT_CUDA
+from gpuprof.runtime.providers import LIBRARIES_FIX, MPS_PIPE, ORT_CUDA, has_wheel_code
 
 
 class Status(StrEnum):

@@ -18,7 +18,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import UnavailableError
 from gpuprof.machine.gpu import local_gpus
-from gpuprof.machine.mig_layout import MigLayout, read_layout
+from gpuprof.machine.gpu_share import MigLayout, read_layout
 from gpuprof.machine.mps import ANSWER_S, DEFAULT_PIPE, PERCENTAGE
 from gpuprof.runtime.providers import MPS_PIPE
 

@@ -47,7 +47,7 @@ def resolve_device(
     from gpuprof.estimators.ceilings import profiled_devices, recorded_device, with_ceilings
     from gpuprof.machine.cpu import local_cpu
     from gpuprof.machine.gpu import local_gpus
-    from gpuprof.runtime.cuda_provider import describe_missing_code
+    from gpuprof.runtime.providers import describe_missing_code
 
     if name is not None and not name.strip():  # an empty shell variable gives such a name
         raise InputError("the name of the device is empty", "leave --device out for the default, or name one")

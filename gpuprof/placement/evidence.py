@@ -15,8 +15,8 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import MOST_VARIATION, NOTHING_TRIED, Estimate, Estimator, Figure, TriedRuns, Workload
 from gpuprof.domain.sojourn import BatchServer, QueueModel
 from gpuprof.errors import InputError
+from gpuprof.rules.batching import padded_size
 from gpuprof.rules.host_work import NO_HOST_WORK, HostWork, disturb_servers
-from gpuprof.rules.padding import padded_size
 from gpuprof.rules.turns import LoadedReplica, add_waits, estimate_turn, held_shares, involves_turns
 
 #: Tolerance of a map's figures: rounding only.

@@ -24,8 +24,8 @@ from gpuprof.placement.evidence import is_rounded_to
 from gpuprof.placement.placement import PlacedPartition
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_limit import NEARLY_IDLE
+from gpuprof.rules.batching import padded_size
 from gpuprof.rules.host_work import disturb_at_worst
-from gpuprof.rules.padding import padded_size
 from gpuprof.rules.turns import (
     LoadedReplica,
     add_waits,

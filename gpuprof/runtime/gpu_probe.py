@@ -19,10 +19,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gpuprof.runtime.cuda_provider import missing_libraries
 from gpuprof.runtime.gpu_session import GpuChoice, open_on_gpu
 from gpuprof.runtime.module_command import module_command
-from gpuprof.runtime.providers import GPU_OPTIONS, ORT_CUDA
+from gpuprof.runtime.providers import GPU_OPTIONS, ORT_CUDA, missing_libraries
 from gpuprof.runtime.session import has_cuda_build, open_session
 
 _START_S = 120.0

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gpuprof.domain.runtime_variant import GRAPHS, SESSIONS, Padding
 from gpuprof.errors import InputError, UnavailableError, runtime_errors
 from gpuprof.graph.file import list_op_types
-from gpuprof.rules.padding import needs_padding, padded_size
+from gpuprof.rules.batching import needs_padding, padded_size
 from gpuprof.runtime.outputs import outputs_differ
 from gpuprof.runtime.providers import GPU_OPTIONS, ORT_CUDA, ORT_TENSORRT
 from gpuprof.runtime.session import open_session, translate_error

@@ -1,6 +1,23 @@
-"""Names of ONNX Runtime's execution providers."""
+"""ONNX Runtime's execution providers; options of CUDA's, its missing libraries, and boards without machine code.
+
+ONNX Runtime lists the providers of its build, even those that do not start. If a CUDA library or the driver is missing,
+a session opens on the CPU without an error, so the provider of the open session must be checked.
+"""
 
 from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import io
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from gpuprof.domain.device import Device
+from gpuprof.errors import UnavailableError
 
 ORT_CPU, ORT_CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 ORT_TENSORRT = "TensorrtExecutionProvider"
@@ -10,3 +27,102 @@ GPU_OPTIONS = "GPUPROF_GPU_OPTIONS"
 
 #: Environment variable with the pipe directory of the MPS daemon, read by MPS clients.
 MPS_PIPE = "CUDA_MPS_PIPE_DIRECTORY"
+
+
+#: Options of the provider; all affect figures and are recorded in a run's settings. The arena grows by the requested
+#: size: the default, the next power of two, takes up to twice the memory of the model. cuDNN's algorithms are chosen by
+#: heuristics: the default tries all of them for every new batch size while serving. Products of float32 use TF32 if
+#: supported by the GPU, as in ONNX Runtime's default.
+CUDA_OPTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "arena_extend_strategy": "kSameAsRequested",
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "cudnn_conv_use_max_workspace": "1",
+        "gpu_mem_limit": str(2**64 - 1),
+        "use_tf32": "1",
+    }
+)
+#: Compute capabilities of the machine code in ONNX Runtime's wheels (1.30 and 1.31, read from the binaries). The wheels
+#: contain nothing a driver could translate for other GPUs.
+WHEEL_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "9.0", "12.0")
+LIBRARIES_FIX = "pip install 'onnxruntime-gpu[cuda,cudnn]', or put them on LD_LIBRARY_PATH"
+_NOT_LOADED = re.compile(r"Failed to load (?P<library>\S+?): (?P<reason>.*)")
+_OPENED_BY_LOADER = re.compile(r"^(?P<library>lib\S+): cannot open shared object file")
+
+
+def has_wheel_code(compute_capability: str) -> bool:
+    """Return whether ONNX Runtime's wheels have machine code for a GPU or an earlier GPU of its generation.
+
+    >>> has_wheel_code("8.7"), has_wheel_code("7.0"), has_wheel_code("10.0")
+    (True, False, False)
+    """
+    major, minor = map(int, compute_capability.split("."))
+    versions = [tuple(map(int, capability.split("."))) for capability in WHEEL_CAPABILITIES]
+    return any(version[0] == major and version[1] <= minor for version in versions)
+
+
+def describe_missing_code(device: Device) -> str | None:
+    """Return a remark on a GPU that the installed ONNX Runtime has no machine code for; None for other devices."""
+    capability = device.compute_capability
+    if capability is None or has_wheel_code(capability):
+        return None
+    try:
+        version = importlib.metadata.version("onnxruntime-gpu")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return (
+        f"onnxruntime-gpu {version}, which is installed, has no code for {device.name} (compute capability "
+        f"{capability}): serving there needs a build of its own"
+    )
+
+
+@cache
+def load_cuda_libraries() -> tuple[str, ...]:
+    """Load the CUDA and cuDNN libraries installed by pip; return the names of missing libraries.
+
+    Called once per process, before its first session. The linker loads libraries on its own path itself.
+    """
+    import onnxruntime as ort
+
+    preload = getattr(ort, "preload_dlls", None)
+    if preload is None:  # before ONNX Runtime 1.21
+        return ()
+    complaints = io.StringIO()
+    # ONNX Runtime prints the libraries that fail to load and raises nothing.
+    with contextlib.redirect_stdout(complaints):
+        preload()
+    return tuple(dict.fromkeys(Path(match["library"]).name for match in _NOT_LOADED.finditer(complaints.getvalue())))
+
+
+def check_provider(session: Any, provider: str, path: Path | str) -> None:
+    """Check that an open session runs on ``provider``.
+
+    Raises `UnavailableError`, naming the missing library, when ONNX Runtime fell back to the CPU.
+    """
+    # If a provider does not start, ONNX Runtime opens the session on the CPU without an error.
+    if provider in session.get_providers():
+        return
+    missing = missing_libraries()
+    reason = f"{', '.join(missing)} cannot be loaded" if missing else "the GPU or its driver does not answer"
+    raise UnavailableError(
+        f"ONNX Runtime opened {path} on the CPU because its {provider} does not start: {reason}",
+        LIBRARIES_FIX if missing else "gpuprof doctor says what the driver says",
+    )
+
+
+def missing_libraries() -> tuple[str, ...]:
+    """Return the names of the libraries without which the provider for NVIDIA GPUs does not start."""
+    import ctypes
+
+    import onnxruntime as ort
+
+    missing = load_cuda_libraries()
+    library = Path(ort.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"
+    if missing or not library.exists():
+        return missing
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:  # symbols of ONNX Runtime itself are also missing outside a session; this is no failure
+        match = _OPENED_BY_LOADER.match(str(error))
+        return (match["library"],) if match else ()
+    return ()

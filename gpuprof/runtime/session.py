@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuprof.errors import InputError, UnavailableError, install_hint, runtime_errors
 from gpuprof.graph.runtime_types import FATAL_ONLY
-from gpuprof.runtime.cuda_provider import CUDA_OPTIONS, check_provider, load_cuda_libraries
-from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA, ORT_TENSORRT
+from gpuprof.runtime.providers import CUDA_OPTIONS, ORT_CPU, ORT_CUDA, ORT_TENSORRT, check_provider, load_cuda_libraries
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -124,7 +123,6 @@ _LONGEST_DETAIL = 300
 _LACKING = "export it with ops and types that the runtime has, or install a newer runtime"
 #: Prefix of C++ messages: the line of a source file, and the function with the types of its parameters.
 _ORIGIN = re.compile(r"/\S*onnxruntime\S*:\d+ .*?\)(?: const)? (?=[A-Z\[])")
-_NO_LOCALE = re.compile(r"Failed to construct locale with name:([^:\s]+)")
 _TOO_NEW = re.compile(r"Opset (\d+) is under development.*support for domain (\S+) is till opset (\d+)")
 
 
@@ -140,8 +138,6 @@ def translate_error(error: Exception, path: Path) -> InputError:
         return InputError(f"{path} is not an ONNX model, or is cut off", "export it again, or copy it whole")
     if kind == "NoSuchFile":
         return InputError(f"cannot read {path}: no such file")
-    if locale := _NO_LOCALE.search(detail):
-        return InputError(f"{path} compares texts by the locale {locale[1]}, which this machine lacks", "install it")
     if kind == "NotImplemented":
         return InputError(f"{path} has an operator that ONNX Runtime lacks: {_clip_text(detail)}", _LACKING)
     if detail.startswith("Unexpected input data type"):

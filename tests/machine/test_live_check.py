@@ -10,8 +10,8 @@ from gpuprof.cli.main import main
 from gpuprof.domain.catalogue import devices
 from gpuprof.domain.deployment import Gpu, MigInstance, Node, Partition, Replica, ReplicaPrediction
 from gpuprof.errors import UnavailableError
+from gpuprof.machine.gpu_share import MigLayout
 from gpuprof.machine.live_check import LiveMachine, find_live_faults
-from gpuprof.machine.mig_layout import MigLayout
 
 A100 = devices()["a100-80"]
 

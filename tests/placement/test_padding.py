@@ -19,7 +19,7 @@ from gpuprof.placement.feasibility import check
 from gpuprof.placement.policies import make_policy
 from gpuprof.placement.predict import retime_map
 from gpuprof.placement.problem import Options, Problem
-from gpuprof.rules.padding import padded_size
+from gpuprof.rules.batching import padded_size
 
 
 @dataclass(frozen=True, slots=True)

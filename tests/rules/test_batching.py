@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuprof.rules.batching import batch_size_now, wait_limit_ms
+from gpuprof.rules.batching import batch_size_now, needs_padding, wait_limit_ms
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,13 @@ def test_a_request_waits_no_longer_than_leaves_time_to_serve_it() -> None:
     assert wait_limit_ms(50.0, 20.0, (10.0, 30.0)) == 0.0
     assert wait_limit_ms(50.0, 60.0, (10.0, 35.0, 30.0)) == 25.0  # measured, a smaller batch may take longer
     assert wait_limit_ms(5.0, 3.0, ()) == 3.0
+
+
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose", "FusedConv", "NhwcConv"])
+def test_models_with_convolutions_are_padded(op: str) -> None:
+    assert needs_padding({"Relu", op})
+
+
+def test_models_without_are_not() -> None:
+    assert not needs_padding({"MatMul", "Softmax", "LSTM", "ConvInteger"})
+    assert not needs_padding(())

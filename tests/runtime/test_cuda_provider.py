@@ -19,10 +19,16 @@ from gpuprof.errors import UnavailableError
 from gpuprof.profiling.gpu import collectors
 from gpuprof.profiling.gpu.collectors import gpu_unavailable_reason
 from gpuprof.runtime import gpu_probe
-from gpuprof.runtime.cuda_provider import CUDA_OPTIONS, describe_missing_code, load_cuda_libraries
 from gpuprof.runtime.gpu_probe import GpuProbe, gpu_provider, probe_gpu, read_probe
 from gpuprof.runtime.gpu_session import open_on_gpu
-from gpuprof.runtime.providers import GPU_OPTIONS, ORT_CPU, ORT_CUDA
+from gpuprof.runtime.providers import (
+    CUDA_OPTIONS,
+    GPU_OPTIONS,
+    ORT_CPU,
+    ORT_CUDA,
+    describe_missing_code,
+    load_cuda_libraries,
+)
 from gpuprof.runtime.session import open_session, session_settings
 from tests.profiling.models import write_mlp
 from tests.runtime.played_gpu import play_gpu

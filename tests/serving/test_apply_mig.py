@@ -16,7 +16,7 @@ from gpuprof.machine.gpu import LocalGpu, LocalMigInstance
 from gpuprof.serving.machine.machine import GpuHolder
 from gpuprof.serving.machine.orders import MachineParts
 from gpuprof.serving.plan.serving_plan import MapSource, Planner
-from tests.machine.test_mig_layout import Smi
+from tests.machine.test_gpu_share import Smi
 from tests.reruns import serves_in_real_time
 from tests.serving.running import map_of, replica, running
 

@@ -25,7 +25,7 @@ from gpuprof.estimators.measured.measured import (
 from gpuprof.estimators.roofline import WorkByBatch
 from gpuprof.graph.file import list_op_types, read_onnx
 from gpuprof.kernel_db.store import COPIES, KernelDb
-from gpuprof.rules.padding import needs_padding
+from gpuprof.rules.batching import needs_padding
 
 
 class KnownModels:

@@ -26,7 +26,7 @@ from typing import Any
 from gpuprof.errors import GpuprofError
 from gpuprof.machine.cgroup import remove_group
 from gpuprof.machine.cores import avoid_cores
-from gpuprof.machine.mig_layout import MigLayout, apply_layout, restore_layout
+from gpuprof.machine.gpu_share import MigLayout, apply_layout, restore_layout
 from gpuprof.machine.mps import MpsDaemon, adopt_daemon, mps_daemon
 from gpuprof.runtime.module_command import module_command
 from gpuprof.serving.machine.orders import MachineParts, SharedMemory, WorkerOrder

@@ -15,7 +15,7 @@ from gpuprof.serving.transport.arena import Arena, Slot
 from gpuprof.serving.transport.datatypes import ModelSpec
 from gpuprof.serving.transport.inference import Inference, InputTensor, OutputTensor, RefusedError
 from gpuprof.serving.watch.statistics import ModelStatistics
-from gpuprof.serving.watch.tracing import RequestTracer
+from gpuprof.serving.watch.tracing import SpanTracer
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class MemberModel(ServedModel):
 class Router:
     """Finds models by name and version. ``tracer``: records the requests' outcomes."""
 
-    def __init__(self, arena: Arena, tracer: RequestTracer | None = None) -> None:
+    def __init__(self, arena: Arena, tracer: SpanTracer | None = None) -> None:
         self.arena = arena
         self.tracer = tracer
         #: By public name and version: the members of a merged model in its place.

@@ -27,7 +27,7 @@ from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.datatypes import ModelSpec
 from gpuprof.serving.transport.inference import Inference, RefusedError
 from gpuprof.serving.watch.statistics import ModelStatistics, sum_statistics
-from gpuprof.serving.watch.tracing import RequestTracer
+from gpuprof.serving.watch.tracing import SpanTracer
 
 #: Limit of a request's timeout, in ms and in SLOs; the larger of the two counts.
 _MAX_TIMEOUT_MS, _MAX_TIMEOUT_SLOS = 10_000.0, 10.0
@@ -80,7 +80,7 @@ class ServedModel:
         self.public = PublicName(name) if public is None else public
         self.slo_ms = slo_ms
         self.replicas: list[ServedReplica] = []
-        self.tracer: RequestTracer | None = None
+        self.tracer: SpanTracer | None = None
         self._counts = ModelStatistics()
         self._retired: list[ServedReplica] = []
         self._rule = FastestFirst()

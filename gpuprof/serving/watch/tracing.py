@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from gpuprof.errors import InputError, UnavailableError, install_hint
@@ -18,7 +18,6 @@ from gpuprof.serving.transport.inference import Inference, RefusedError
 from gpuprof.serving.watch.logs import LOGGER
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span
 
@@ -26,24 +25,20 @@ _EXPORT_S = 5.0
 _WORKER_STAGES = ("gather", "infer", "scatter")
 
 
-class RequestTracer(Protocol):
-    """Receives the outcome of requests."""
-
-    def record_answer(self, model: str, inference: Inference) -> None:
-        """Record an answered request, at the moment of its answer."""
-
-    def record_refusal(self, model: str, inference: Inference, refusal: RefusedError) -> None:
-        """Record a refused request, at the moment of its refusal."""
-
-
 class SpanTracer:
-    """Makes spans of requests. ``provider``: samples the spans and sends them."""
+    """Makes spans of requests, and exports those that ``OTEL_TRACES_SAMPLER`` samples, by default all."""
 
-    def __init__(self, provider: TracerProvider) -> None:
+    def __init__(self, exporter: SpanExporter) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        self._provider = provider
-        self._tracer = provider.get_tracer("gpuprof.serving")
+        # Not at exit: `close` ends it after the last answer, and waits for the collector for a limited time.
+        resource = Resource.create({"service.name": "gpuprof"})
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter, export_timeout_millis=1000 * _EXPORT_S))
+        self._tracer = self._provider.get_tracer("gpuprof.serving")
         self._propagator = TraceContextTextMapPropagator()
 
     def record_answer(self, model: str, inference: Inference) -> None:
@@ -104,22 +99,6 @@ class SpanTracer:
         return end_ns
 
 
-def span_tracer(exporter: SpanExporter) -> SpanTracer:
-    """Return a tracer that exports the spans of the requests that ``OTEL_TRACES_SAMPLER`` samples, by default all."""
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-    resource = Resource.create({"service.name": "gpuprof"})
-    provider = TracerProvider(
-        # Not at exit: `close` ends it after the last answer, and waits for the collector for a limited time.
-        resource=resource,
-        shutdown_on_exit=False,
-    )
-    provider.add_span_processor(BatchSpanProcessor(exporter, export_timeout_millis=1000 * _EXPORT_S))
-    return SpanTracer(provider)
-
-
 def otlp_tracer(url: str) -> SpanTracer:
     """Return a tracer that sends to a collector.
 
@@ -141,4 +120,4 @@ def otlp_tracer(url: str) -> SpanTracer:
     # An unreachable collector is a line in the server's log, without a traceback.
     otlp_logger = logging.getLogger("opentelemetry")
     otlp_logger.handlers[:], otlp_logger.propagate = LOGGER.handlers, False
-    return span_tracer(OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_S))
+    return SpanTracer(OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_S))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.graph.merged_model import MergedModel, read_description, read_merged
 from gpuprof.graph.served_interface import find_unbatched, mixed_types_error
-from gpuprof.rules.padding import padded_size
+from gpuprof.rules.batching import padded_size
 from gpuprof.runtime.gpu_session import GpuSession, HostMemory, StagedBatch, is_bindable, open_on_gpu, open_plainly
 from gpuprof.runtime.outputs import is_collection, is_sequence_of_maps, to_texts
 from gpuprof.serving.transport.datatypes import NUMPY_NAMES, ModelSpec, TensorSpec, datatype_of, is_batched
@@ -250,20 +250,6 @@ def varied_inputs(inputs: Sequence[TensorSpec], rows: int | None, seed: int) -> 
             arrays.append(random.integers(0, 2, shape).astype(NUMPY_NAMES[spec.datatype]))
         else:
             arrays.append(random.standard_normal(shape).astype(NUMPY_NAMES[spec.datatype]))
-    return arrays
-
-
-def example_inputs(spec: ModelSpec, rows: int) -> list[Array]:
-    """Return inputs of zeros, open dimensions 1, to run the model for the first time with."""
-    import numpy as np
-
-    arrays: list[Array] = []
-    for tensor in spec.inputs:
-        shape = [1 if size == -1 else size for size in tensor.shape]
-        if spec.max_batch:
-            shape[0] = rows
-        fill: Any = "" if tensor.datatype == "BYTES" else 0
-        arrays.append(np.full(shape, fill, dtype=NUMPY_NAMES[tensor.datatype]))
     return arrays
 
 

@@ -42,8 +42,8 @@ from gpuprof.serving.worker.runtime import (
     NullRuntime,
     OnnxRuntime,
     Runtime,
-    example_inputs,
     null_bytes,
+    varied_inputs,
 )
 
 #: Delays until a model of several that cannot be loaded is tried again; the last is repeated.
@@ -156,9 +156,11 @@ def _load(order: dict[str, Any]) -> Runtime:
         threads=order["threads"],
         provider=order["provider"],
     )
-    with suppress(ModelError):  # not every model works on zeros
+    spec = runtime.spec
+    with suppress(ModelError):  # not every model works on random inputs
         for rows in _list_warm_sizes(runtime, order["batch"]):
-            runtime.run(example_inputs(runtime.spec, rows), range(len(runtime.spec.outputs)))
+            inputs = varied_inputs(spec.inputs, rows if spec.max_batch else None, seed=0)
+            runtime.run(inputs, range(len(spec.outputs)))
     return runtime
 
 

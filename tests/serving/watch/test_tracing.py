@@ -17,7 +17,7 @@ import tritonclient.grpc as triton
 
 from gpuprof.cli.main import main
 from gpuprof.serving.transport.inference import Inference, RefusedError, StageTimes
-from gpuprof.serving.watch.tracing import SpanTracer, span_tracer
+from gpuprof.serving.watch.tracing import SpanTracer
 from tests.serving.running import map_of, replica, running
 
 pytest.importorskip("opentelemetry.sdk")
@@ -48,7 +48,7 @@ def answered_request(traceparent: str = "") -> Inference:
 @pytest.fixture
 def make_tracer() -> tuple[SpanTracer, InMemorySpanExporter]:
     exporter = InMemorySpanExporter()
-    return span_tracer(exporter), exporter
+    return SpanTracer(exporter), exporter
 
 
 def test_a_request_has_a_span_for_each_stage(make_tracer: tuple[SpanTracer, InMemorySpanExporter]) -> None:
@@ -91,7 +91,7 @@ def test_the_span_belongs_to_that_of_the_client(make_tracer: tuple[SpanTracer, I
 def test_what_is_not_sampled_is_not_sent_unless_the_client_traces_it(monkeypatch: pytest.MonkeyPatch) -> None:
     exporter = InMemorySpanExporter()
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
-    tracer = span_tracer(exporter)
+    tracer = SpanTracer(exporter)
     for _ in range(20):
         tracer.record_answer("m", answered_request())
     tracer.record_answer("m", answered_request(PARENT))

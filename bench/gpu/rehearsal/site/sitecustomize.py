@@ -107,7 +107,7 @@ _AFTER: dict[str, Callable[[ModuleType], None]] = {
     "onnxruntime": _onnxruntime,
     "gpuprof.machine.nvml": _visible_sms,
     "torch": _torch,
-    "gpuprof.runtime.cuda_provider": _cuda_provider,
+    "gpuprof.runtime.providers": _cuda_provider,
     "gpuprof.runtime.gpu_probe": _gpu_probe,
     "gpuprof.runtime.gpu_session": _gpu_session,
     "torch.profiler.profiler": _profiler,
