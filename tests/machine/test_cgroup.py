@@ -82,11 +82,6 @@ def test_fractions_share_the_core_that_is_left() -> None:
     assert (big.threads, small.threads) == (2, 1)
 
 
-def test_a_fraction_that_fits_nowhere_whole_is_spread() -> None:
-    slices = plan_slices([30, 30, 40], [0, 1])
-    assert sorted(len(part.cores) for part in slices) == [1, 1, 2]
-
-
 @pytest.mark.parametrize("shares", [[0.0], [-1.0], [101.0], [60.0, 50.0], [float("nan")]])
 def test_impossible_shares_are_refused(shares: list[float]) -> None:
     with pytest.raises(InputError):

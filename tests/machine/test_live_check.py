@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
-from gpuprof.cli.main import main
 from gpuprof.domain.catalogue import devices
 from gpuprof.domain.deployment import Gpu, MigInstance, Node, Partition, Replica, ReplicaPrediction
 from gpuprof.errors import UnavailableError
@@ -81,19 +78,3 @@ def test_another_gpu_a_missing_gpu_and_a_tool_that_fails_are_found() -> None:
     far = _node(Partition(mig=None, replicas=(_replica(25.0),)), index=3)
     assert _faults(far, _machine()) == ["this machine has 1 NVIDIA GPU, and the map plans a a100-80"]
     assert "nvidia-smi is not installed" in _faults(CUT, replace(_machine(), layout=fail))[0]
-
-
-def test_check_live_tells_of_a_machine_without_gpus(
-    tmp_path: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import gpuprof
-
-    monkeypatch.chdir(str(tmp_path))
-    gpuprof.build_model("mlp", "mlp.onnx")
-    gpuprof.place([gpuprof.Demand("mlp.onnx", rate_rps=200.0, slo=gpuprof.Slo(20.0))], fleet="a100-40").write(
-        "map.json"
-    )
-    monkeypatch.setattr("gpuprof.machine.live_check.local_gpus", lambda: ())
-    assert main(["check", "map.json"]) == 0
-    assert main(["check", "map.json", "--live"]) == 1
-    assert "no NVIDIA GPU" in capsys.readouterr().out

@@ -66,14 +66,6 @@ def test_short_batches_bear_what_long_ones_beside_them_are_spared() -> None:
     assert sum(lost) == pytest.approx(0.001 * 66.0 * 0.6, rel=0.1)  # 66 requests/s of 1 ms, while the other runs
 
 
-def test_replicas_that_share_a_core_keep_it_busy_together() -> None:
-    # The two run 75% of the time and begin at 100 · 25 / 75 a second, the third at 50: it is the last in 6 of 10 cases.
-    halves = [LoadedReplica(SERVER, 50.0, 25.0), LoadedReplica(SERVER, 50.0, 25.0)]
-    *_, alone = disturb_servers(WORK, [*halves, LoadedReplica(SERVER, 50.0, 50.0)], Linear())
-    lost = 0.001 * 150.0 * part(0.6) * (1.0 - 0.5 * 0.5)
-    assert 1.0 - 10.0 / alone.latency_ms[0] == pytest.approx(lost, rel=0.05)
-
-
 def test_what_is_disturbed_at_random_varies_more() -> None:
     longer = lengthen_times(SERVER, 0.1, 0.5)
     time = 10.0 / 0.9

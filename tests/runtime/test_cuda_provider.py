@@ -78,20 +78,6 @@ def test_a_provider_that_does_not_start_runs_nothing(monkeypatch: pytest.MonkeyP
     assert gpu_provider() == ORT_CUDA
 
 
-@pytest.mark.parametrize(
-    ("printed", "complaints", "reason"),
-    [
-        ({"runs": False, "missing": ["libcudnn.so.9"], "error": "x"}, "", "libcudnn.so.9 cannot be loaded"),
-        ({"runs": False, "missing": [], "error": "CUDA failure 100"}, "", "CUDA failure 100"),
-        ({"runs": False, "missing": [], "error": None}, "2026 [E:onnxruntime:Default, a.cc:1] no device", "no device"),
-        (None, "Segmentation fault\n", "ends the process that starts it: Segmentation fault"),
-    ],
-)
-def test_what_the_attempt_says_becomes_one_reason(printed: Any, complaints: str, reason: str) -> None:
-    output = "" if printed is None else f"noise\n{json.dumps({'probe': 'provider', **printed})}\n"
-    assert reason in (read_probe(output, complaints).reason or "")
-
-
 def test_boards_that_the_installed_wheel_has_no_code_for_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda name: {"onnxruntime-gpu": "1.31.0"}[name])
     message = describe_missing_code(device("v100"))

@@ -150,12 +150,6 @@ def test_a_node_that_mixes_or_loses_samples_is_named(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_weights_of_each_sample_are_refused(tmp_path: Path) -> None:
-    path = model(tmp_path, [node("Add", ["x", "w"], ["y"], name="own")], [4, 3], [4, 3], {"w": floats(4, 3)})
-    with pytest.raises(InputError, match=r"node own \(Add\) stands in the way"):
-        write_free(path)
-
-
 def test_a_model_without_a_batch_is_refused(tmp_path: Path) -> None:
     path = write_model(
         tmp_path / "m.onnx",

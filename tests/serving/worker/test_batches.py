@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, load, save
+from onnx import TensorProto, helper
 
 from gpuprof.errors import InputError
 from gpuprof.serving.transport.batch_io import INLINE, BatchInputs, BatchOutputs, Part
@@ -71,16 +71,6 @@ def test_a_request_alone_in_its_batch_gets_as_many_rows_as_the_model_finds(tmp_p
     begun = batches.begin(Frame(FrameKind.RUN, [1, [[1, [[[1, 4], INLINE, len(data)]], None, None]]], memoryview(data)))
     head, _ = batches.finish(begun)
     assert head[-1][0][0][1] == [3, 2]
-
-
-def test_an_output_that_the_model_lists_twice_is_served_once(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], {"x": ["N", 4]}, {"y": ["N", 4]})
-    model = load(path)
-    model.graph.output.append(model.graph.output[0])
-    save(model, path)
-    runtime = OnnxRuntime("m", "1", path, 2, 1, CPU)
-    assert [output.name for output in runtime.spec.outputs] == ["y"] and runtime.spec.max_batch == 2
-    assert len(runtime.run([np.ones((1, 4), np.float32)], [0])) == 1
 
 
 def test_a_batch_that_is_not_the_first_dimension_is_no_batch_of_requests(tmp_path: Path) -> None:
