@@ -1,45 +1,305 @@
 """A deployment map as manifests of Kubernetes and KServe: a pod for each node, which runs ``gpuprof serve``.
 
-A pod requests whole GPUs and MIG instances (strategy ``mixed``) from the device plugin or by DRA, and shares them by
-MPS daemons of its own. The plugin's own MPS sharing is not used: it gives all pods equal parts of a GPU, and does not
-divide MIG devices. KAI Scheduler and HAMi divide GPUs themselves: there each replica has a pod.
-The manifests are templates in ``templates/``.
+A pod requests whole GPUs and MIG instances (strategy ``mixed``) from the device plugin or by dynamic resource
+allocation (DRA), and shares them by MPS daemons of its own. The plugin's own MPS sharing is not used: it gives all pods
+equal parts of a GPU, and does not divide MIG devices. KAI Scheduler and HAMi divide GPUs themselves: there each replica
+has a pod. The manifests are templates in ``templates/``.
+
+A map has the utilisation of each worker process and, for models measured on a CPU, their host memory. The other
+requests of processor time and memory are assumptions, and marked so in the texts.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 from typing import Any
 
 import yaml
 
-from gpuprof.domain.deployment import DeploymentMap, Node
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
+from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
 from gpuprof.export.bundle import (
     Bundle,
     UniqueNames,
     client_models,
     fill_text,
+    is_cpu,
     label,
     read_template,
+    replica_names,
     slug,
     start_node_bundle,
 )
-from gpuprof.export.gpu_allocation import (
-    DEVICE_PLUGIN,
-    FRACTIONAL,
-    Allocation,
-    allocate,
-    describe_allocation,
-    planned_replicas,
-    split_replicas,
-)
-from gpuprof.export.pod_resources import PodResources, ask_machine
+
+_GIB = 2**30
+#: Router and machine process: an assumption.
+_SERVER_CORES = 1.0
+#: Memory of router, machine process and their imports, and 1 GiB for tensors in flight (``serve --buffer-mb``): an
+#: assumption.
+_SERVER_BYTES = _GIB // 4 + _GIB
+#: Memory of a worker process without its model, an assumption; on a GPU it holds the runtime's libraries and CUDA's
+#: context.
+_CPU_PROCESS_BYTES, _GPU_PROCESS_BYTES = _GIB // 16, 2 * _GIB
+#: Memory of a model over the size of its file, where only this size is known: weights, and as much for activations.
+_FILE_FACTOR = 2
+#: Memory limit over the request, where limits are required: a limit that is too low would kill the process.
+_LIMIT_FACTOR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PodResources:
+    """The resource requests of a pod."""
+
+    cores: float
+    memory_bytes: int
+    cpu_limit: int | None  #: Cores that the map divides; None for a map of GPUs only.
+    most_cores: int  #: Maximum number of cores busy at once.
+    source: str  #: Sources of ``cores`` and ``memory_bytes``.
+
+    def requirements(self, devices: Mapping[str, str], limited: bool = False) -> dict[str, Any]:
+        """Return the resources of a container, as texts, which Kubernetes keeps as they are.
+
+        ``devices``: limits of devices by resource name; ``limited``: whether processor and memory need limits, since
+        something would set others.
+        """
+        limits = dict(devices)
+        if self.cpu_limit is not None or limited:
+            limits["cpu"] = str(self.cpu_limit or self.most_cores)
+        if limited:
+            limits["memory"] = _format_mebibytes(_LIMIT_FACTOR * self.memory_bytes)
+        return {"requests": {"cpu": self.cpu, "memory": self.memory}, "limits": dict(sorted(limits.items()))}
+
+    @property
+    def cpu(self) -> str:
+        """CPU time in the notation of Kubernetes."""
+        return f"{math.ceil(10 * self.cores - 1e-9) * 100}m" if self.cores % 1 else f"{self.cores:.0f}"
+
+    @property
+    def memory(self) -> str:
+        """Memory in the notation of Kubernetes."""
+        return _format_mebibytes(self.memory_bytes)
+
+
+def ask_machine(node: Node, file_bytes: Mapping[str, int]) -> PodResources:
+    """Return the resource requests of a node's pod. ``file_bytes``: size of the existing files of each model."""
+    cores = sum(int(match[1]) for gpu in node.gpus if (match := re.fullmatch(r"cpu-.*?(\d+)c", gpu.device)))
+    replicas = [(gpu, replica) for gpu in node.gpus for part in gpu.partitions for replica in part.replicas]
+    processes = sum(replica.processes for _, replica in replicas)
+    # A thread that waits for a GPU does so awake, in CUDA's default: its core is busy for as long as the batch runs.
+    busy = math.fsum(min(1.0, _busy_part(replica)) * replica.processes for _, replica in replicas)
+    workers = sum(
+        item.processes * (_CPU_PROCESS_BYTES if is_host(gpu) else _GPU_PROCESS_BYTES) for gpu, item in replicas
+    )
+    models = sum(_find_model_bytes(gpu, replica, file_bytes) for gpu, replica in replicas)
+    cores_from = (
+        "the cores that the map divides"
+        if cores
+        else f"{_SERVER_CORES:g} core for the router (assumed), {busy:.2g} for {count_of(processes, 'worker process')} "
+        "(busy as the map plans; that each takes a core while a batch runs is assumed)"
+    )
+    memory_from = ", ".join(
+        f"{size / _GIB:.3g} GiB for {part}"
+        for size, part in (
+            (_SERVER_BYTES, "router and buffers (assumed)"),
+            (workers, "worker processes (assumed)"),
+            (models, "models (as the map has it, else assumed from their files)"),
+        )
+    )
+    return PodResources(
+        cores=float(cores) or _SERVER_CORES + busy,
+        memory_bytes=_SERVER_BYTES + workers + models,
+        cpu_limit=cores or None,
+        most_cores=cores or math.ceil(2 * _SERVER_CORES) + processes,
+        source=f"processor: {cores_from}; memory: {memory_from}",
+    )
+
+
+def _busy_part(replica: Replica) -> float:
+    """Return the busy part of the time of a replica's processes; 1 where unknown."""
+    return 1.0 if replica.predicted.utilization is None else replica.predicted.utilization
+
+
+def _find_model_bytes(gpu: Gpu, replica: Replica, file_bytes: Mapping[str, int]) -> int:
+    """Return the host memory of a replica's model in all its processes."""
+    memory_bytes, size = replica.predicted.memory_bytes, file_bytes.get(replica.model)
+    if is_cpu(gpu) and memory_bytes is not None:
+        return memory_bytes
+    if size is not None:  # on a GPU, weights pass through the host's memory while they are loaded
+        return (_FILE_FACTOR if is_cpu(gpu) else 1) * size * replica.processes
+    return 0 if is_host(gpu) else memory_bytes or 0
+
+
+def is_host(gpu: Gpu) -> bool:
+    """Return whether processes run on the machine's processor, or only sleep in place of a GPU."""
+    return is_cpu(gpu) or gpu.device.startswith("sim:")
+
+
+def list_device_names(gpu: Gpu) -> Iterator[str]:
+    """Yield the resource names of the GPU or its used MIG instances in the device plugin; none for a CPU."""
+    if is_host(gpu):
+        return
+    instances = [part.mig.profile for part in gpu.partitions if part.mig is not None and part.replicas]
+    yield from (f"nvidia.com/mig-{profile.replace('+', '.')}" for profile in instances)
+    if not instances:
+        yield "nvidia.com/gpu"
+
+
+def _format_mebibytes(count: int) -> str:
+    return f"{-(-count // 2**20)}Mi"
+
+
+DEVICE_PLUGIN, DRA, KAI, HAMI = "k8s", "k8s-dra", "k8s-kai", "k8s-hami"
+ALLOCATIONS = (DEVICE_PLUGIN, DRA, KAI, HAMI)
+#: Allocations that give a pod a fraction of a GPU.
+FRACTIONAL = (KAI, HAMI)
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Parts of a pod and its manifests that request GPUs."""
+
+    #: Device limits of the container, by resource name; in place of those of the device plugin.
+    limits: Mapping[str, str]
+    container: Mapping[str, Any] = field(default_factory=dict)  #: Further fields of the container's resources.
+    pod: Mapping[str, Any] = field(default_factory=dict)  #: Further fields of the pod's spec.
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    manifests: tuple[Mapping[str, Any], ...] = ()  #: Objects of their own.
+
+
+def split_replicas(deployment: DeploymentMap) -> DeploymentMap:
+    """Return the map with a node for each replica, on a GPU or MIG instance that the cluster divides.
+
+    Raises `InputError` for replicas that share a MIG instance, which KAI Scheduler and HAMi do not divide, or a worker,
+    and for CPUs.
+    """
+    nodes = []
+    for name, _, gpu, partition, replica in replica_names(deployment):
+        if is_cpu(gpu):
+            raise InputError("a CPU has no fractions that a GPU scheduler gives", "export the map to k8s")
+        if partition.mig is not None and len(partition.replicas) > 1:
+            raise InputError(
+                f"{replica.model} shares a MIG instance, and this scheduler divides whole GPUs only",
+                "export the map to k8s or k8s-dra",
+            )
+        if any(replica.turns and other.turns == replica.turns for other in partition.replicas if other is not replica):
+            raise InputError(
+                f"{replica.model} shares a worker, and this scheduler gives each replica a pod",
+                "export the map to k8s or k8s-dra, or place with --isolate",
+            )
+        single = partition.model_copy(update={"replicas": (replica,), "unshared": partition.mig is None})
+        nodes.append(Node(name=name, gpus=(gpu.model_copy(update={"partitions": (single,)}),)))
+    return deployment.model_copy(update={"nodes": tuple(nodes)})
+
+
+def allocate(target: str, name: str, node: Node, replicas: Mapping[str, tuple[Gpu, Partition, Replica]]) -> Allocation:
+    """Return the allocation of a node's pod.
+
+    Parameters
+    ----------
+    target : str
+        One of `ALLOCATIONS`.
+    name : str
+        Name of the pod's Deployment.
+    node : Node
+        Node of the map that the pod serves.
+    replicas : mapping of str to tuple of Gpu, Partition and Replica
+        For fractional allocations: the replica of each node as the map places it, with its share.
+    """
+    devices = [device for gpu in node.gpus for device in list_device_names(gpu)]
+    if target == DRA:
+        return _claim_devices(name, devices)
+    if target in FRACTIONAL and devices == ["nvidia.com/gpu"]:
+        _, _, replica = replicas[node.name]
+        if target == KAI and replica.sm_share_pct >= 100.0:
+            return _schedule_by_kai({"nvidia.com/gpu": "1"}, {})  # it admits fractions below 1 only
+        return _request_kai_fraction(replica) if target == KAI else _request_hami_fraction(replica)
+    allocation = Allocation({device: str(devices.count(device)) for device in sorted(set(devices))})
+    return allocation if target != KAI else _schedule_by_kai(allocation.limits, {})
+
+
+def planned_replicas(deployment: DeploymentMap) -> dict[str, tuple[Gpu, Partition, Replica]]:
+    """Return the replicas of a map by the names of the nodes that `split_replicas` makes of them."""
+    return {name: (gpu, part, replica) for name, _, gpu, part, replica in replica_names(deployment)}
+
+
+def describe_allocation(target: str, planned: Mapping[str, tuple[Gpu, Partition, Replica]]) -> list[str]:
+    """Return remarks on shares that the target does not keep as planned."""
+    replicas = [replica for _, part, replica in planned.values() if part.mig is None]
+    if not replicas:
+        return []
+    notes = []
+    if any(replica.sm_share_pct % 1 for replica in replicas):
+        notes.append("shares are rounded down to whole percents, which the scheduler counts in")
+    if target == KAI:
+        notes.append(
+            "KAI Scheduler divides the memory of a GPU and not its SMs: pods beside one another are not held to shares"
+        )
+    return [*notes, "queue default-queue of KAI Scheduler: change the label for another"] if target == KAI else notes
+
+
+def _claim_devices(name: str, devices: list[str]) -> Allocation:
+    """Return claims on whole GPUs and MIG instances from NVIDIA's DRA driver."""
+    if not devices:
+        return Allocation({})
+    template = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name, "labels": {"app": "gpuprof"}},
+        "spec": {"spec": {"devices": {"requests": list(_request_devices(devices))}}},
+    }
+    return Allocation(
+        limits={},
+        container={"claims": [{"name": "gpus"}]},
+        pod={"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": name}]},
+        manifests=(template,),
+    )
+
+
+def _request_devices(devices: list[str]) -> Iterator[dict[str, Any]]:
+    for number, device in enumerate(devices):
+        kind = device.removeprefix("nvidia.com/")
+        exactly: dict[str, Any] = {"deviceClassName": "gpu.nvidia.com"}
+        if kind != "gpu":
+            # The plugin writes a dot where the driver's profile has a plus: 1g.10gb.me is 1g.10gb+me.
+            head, _, suffix = kind.removeprefix("mig-").partition("gb")
+            profile = f"{head}gb{suffix.replace('.', '+', 1)}"
+            expression = f"device.attributes['gpu.nvidia.com'].profile == '{profile}'"
+            exactly = {"deviceClassName": "mig.nvidia.com", "selectors": [{"cel": {"expression": expression}}]}
+        yield {"name": f"device-{number}", "exactly": exactly}
+
+
+def _request_kai_fraction(replica: Replica) -> Allocation:
+    """Return the annotation for a fraction of a GPU, which KAI Scheduler counts in memory."""
+    return _schedule_by_kai({}, {"gpu-fraction": f"{math.floor(replica.sm_share_pct) / 100:g}"})
+
+
+def _schedule_by_kai(limits: Mapping[str, str], annotations: Mapping[str, str]) -> Allocation:
+    return Allocation(
+        limits=limits,
+        pod={"schedulerName": "kai-scheduler"},
+        labels={"kai.scheduler/queue": "default-queue"},
+        annotations=annotations,
+    )
+
+
+def _request_hami_fraction(replica: Replica) -> Allocation:
+    """Return the limits of a part of a GPU's SMs and memory, which HAMi enforces in the container."""
+    limits = {"nvidia.com/gpu": "1", "nvidia.com/gpucores": f"{math.floor(replica.sm_share_pct)}"}
+    memory = replica.memory_limit_bytes or replica.predicted.memory_bytes
+    if memory is not None:
+        limits["nvidia.com/gpumem"] = str(-(-memory // 2**20))
+    return Allocation(limits)
+
 
 Manifest = dict[str, Any]
 HTTP_PORT, GRPC_PORT = 8000, 8001
@@ -52,7 +312,7 @@ def kubernetes(deployment: DeploymentMap, image: str, base: Path, target: str = 
     """Return the manifests of a Deployment for each node and a Service for each model, and the models' files.
 
     Raises `InputError` when the image is not a single name, the map is too large for Kubernetes, or the scheduler of
-    the target cannot divide GPUs as the map does. ``target``: one of `gpuprof.export.gpu_allocation.ALLOCATIONS`.
+    the target cannot divide GPUs as the map does. ``target``: one of `gpuprof.export.kubernetes.ALLOCATIONS`.
     """
 
     def make_server(
@@ -195,10 +455,7 @@ def _write_readme(deployment: DeploymentMap, resources: Mapping[str, PodResource
         f"       kubectl label node YOUR-NODE gpuprof.node={label(node.name)}" for node in deployment.nodes
     )
     services = "\n".join(f"| {model} | {name} |" for model, name in _name_services(deployment).items())
-    requests = "\n".join(
-        f"| {node} | {pod.cpu} | {pod.memory} | processor: {pod.cores_from}; memory: {pod.memory_from} |"
-        for node, pod in resources.items()
-    )
+    requests = "\n".join(f"| {node} | {pod.cpu} | {pod.memory} | {pod.source} |" for node, pod in resources.items())
     texts = {
         "manifest": manifest,
         "preparation": fill_text(f"{target}.md", nodes=nodes).rstrip(),

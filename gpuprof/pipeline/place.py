@@ -17,7 +17,7 @@ from gpuprof.domain.map_file import write_map
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.estimators.wrappers import IntervalEndEstimator
-from gpuprof.export.triton_repository import (
+from gpuprof.export.triton import (
     TritonRepository,
     describe_limits,
     name_files,

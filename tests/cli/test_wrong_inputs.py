@@ -215,7 +215,6 @@ _WRONG: list[tuple[str, str]] = [
     ("place slo.csv --gpus t4", "(demands are given by --slo-file slo.csv)"),
     ("zoo build", "see gpuprof zoo build --help"),
     ("db show", "see gpuprof db show --help"),
-    ("trace show trace.csv --bins 1", "see gpuprof trace show --help"),
     ("compare --slo-file slo.csv --gpus t4 --policies all,ffd", "leave the others out, or all"),
     ("serve map.json --simulate --port 8123 --grpc-port 8123", "are both 8123 (give them different ports)"),
     ("load http://127.0.0.1:9/v2?x=1 --map map.json", "has a path, and requests go to /v2 at its root"),

@@ -12,7 +12,7 @@ import yaml
 
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_file import parse_map
-from gpuprof.export.pod_resources import PodResources, ask_machine
+from gpuprof.export.kubernetes import PodResources, ask_machine
 from gpuprof.export.targets import export
 from tests.export.test_export import MAP, awkward, merged_map
 
@@ -46,20 +46,15 @@ def test_each_process_adds_the_part_of_a_core_for_which_the_map_has_it_busy() ->
 def test_workers_of_a_gpu_need_the_hosts_memory_each_and_room_for_what_they_load() -> None:
     single, three = (_ask(_replace_predictions(1, processes=count), 1, b=_GIB) for count in (1, 3))
     assert three.memory_bytes - single.memory_bytes == 2 * (3 - 1) * (2 * _GIB + _GIB)
-    assert "(assumed from their files)" in single.memory_from
 
 
 def test_a_cpu_gives_the_cores_of_its_name_and_the_memory_that_was_measured() -> None:
     drawn = json.loads(awkward().to_json())
     (replica,) = drawn["nodes"][2]["gpus"][0]["partitions"][0]["replicas"]
-    replica["predicted"]["memory_bytes"] = replica["memory_limit_bytes"] = 5 * _GIB
+    replica["predicted"]["memory_bytes"] = 5 * _GIB
     resources = ask_machine(parse_map(drawn, "map").nodes[2], {"b": 77 * _GIB})
     assert resources.cpu == "2" and resources.requirements({})["limits"] == {"cpu": "2"}
-    assert "5 GiB for models (measured)" in resources.memory_from
-    assert resources.memory_bytes >= 5 * _GIB
-    replica["memory_limit_bytes"] = None
-    guessed = ask_machine(parse_map(drawn, "map").nodes[2], {})
-    assert guessed.memory_bytes == resources.memory_bytes and "5 GiB for models (predicted)" in guessed.memory_from
+    assert "5 GiB for models" in resources.source and resources.memory_bytes >= 5 * _GIB
 
 
 @pytest.mark.parametrize("deployment", [MAP, awkward(), merged_map()], ids=["plain", "awkward", "merged"])

@@ -108,7 +108,7 @@ class ParvaGpu:
         """
         limit = 1 if self.single else problem.options.max_processes
         if self.processes is not None and limit is not None and self.processes != limit:
-            option = "single" if self.single else f"--max-processes {limit}"
+            option = "single" if self.single else f"a limit of {limit}"
             raise InputError(f"processes={self.processes} has no effect beside {option}", "leave one of them out")
         if self.processes is not None and self.processes < 1:
             raise InputError(f"processes must be at least 1 but got {self.processes}")

@@ -146,7 +146,7 @@ def test_a_service_whose_profile_changed_is_configured_anew() -> None:
     ("policy", "options", "said"),
     [
         (ParvaGpu(single=True, processes=2), Options(), "processes=2 has no effect beside single"),
-        (ParvaGpu(processes=2), Options(max_processes=3), "processes=2 has no effect beside --max-processes 3"),
+        (ParvaGpu(processes=2), Options(max_processes=3), "processes=2 has no effect beside a limit of 3"),
         (ParvaGpu(processes=0), Options(), "processes must be at least 1 but got 0"),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from gpuprof.errors import UnavailableError
-from gpuprof.export.envoy import envoy
+from gpuprof.export.targets import envoy
 from gpuprof.serving.edge.edge import EdgeSettings, find_envoy, render_bootstrap
 from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, eventually, has_ended, map_of, replica, running
