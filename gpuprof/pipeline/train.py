@@ -24,7 +24,7 @@ class TrainOptions(Settings):
     device: str | None = option(None, "Device that was profiled; default: the one with most data.", values="devices")
     regressors: Names = option(
         ("lasso", "kernel_ridge", "gradient_boosting", "xgboost"),
-        "Regressors to stack, separated by commas.",
+        "Regressors to stack, separated by commas; lightgbm may be added.",
     )
     db: Path | None = option(None, "Kernel database; default: GPUPROF_DB, or gpuprof-db.")
 

@@ -239,6 +239,8 @@ _TRUSTED = frozenset(
         "gpuprof.estimators.learned.regressors.SampledKernelRidge",
         "xgboost.core.Booster",
         "xgboost.sklearn.XGBRegressor",
+        "lightgbm.basic.Booster",
+        "lightgbm.sklearn.LGBMRegressor",
         "sklearn.tree._tree.Tree",
         "sklearn.utils._bunch.Bunch",
         "collections.OrderedDict",

@@ -65,7 +65,7 @@ def test_the_stack_is_judged_beside_its_parts_and_the_mean_on_networks_left_out(
 
 
 def test_trained_requirements_are_read_back_with_intervals(folder: Path) -> None:
-    trained = gpuprof.train(regressors=NAMES, db=folder / "db")
+    trained = gpuprof.train(regressors=(*NAMES, "lightgbm"), db=folder / "db")
     assert (trained.ops, trained.latency_factor) == (0, None)
     assert trained.creq_factor is not None and trained.creq_factor > 1.0
     path, v100 = folder / "cnn8.onnx", device("v100")
