@@ -41,15 +41,7 @@ class NodeGroup:
     blocks: dict[tuple[int, int], CommonBlock] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class Grouping:
-    """All groups, and the weighted operators that were too different: (group, model, name, similarity)."""
-
-    groups: list[NodeGroup] = field(default_factory=list)
-    near_misses: list[tuple[int, int, str, float]] = field(default_factory=list)
-
-
-def group_nodes(sources: Sequence[SourceModel], omega: float = OMEGA, tolerance: float = TOLERANCE) -> Grouping:
+def group_nodes(sources: Sequence[SourceModel], omega: float = OMEGA, tolerance: float = TOLERANCE) -> list[NodeGroup]:
     """Return groups of corresponding nodes of normalised ``sources``.
 
     Models are added in order, as in §3.4.2. Weighted operators join existing groups by the Hungarian algorithm: same
@@ -67,9 +59,9 @@ class _Grouper:
         self._operators = [{o.position: o for o in weighted_operators(source)} for source in sources]
         self._inputs = _input_classes(sources)
         self._by_signature: dict[object, list[int]] = {}
-        self._result = Grouping()
+        self._groups: list[NodeGroup] = []
 
-    def run(self) -> Grouping:
+    def run(self) -> list[NodeGroup]:
         """Return every node in its group."""
         for model in range(len(self._sources)):
             matches = self._match(model)
@@ -78,13 +70,13 @@ class _Grouper:
                 index = matches.get(position)
                 if index is None:
                     index = self._place(model, position, node, producers)
-                self._result.groups[index].nodes[model] = position
+                self._groups[index].nodes[model] = position
                 producers |= {name: (index, i) for i, name in enumerate(node.output) if name}
-        return self._result
+        return self._groups
 
     def _match(self, model: int) -> dict[int, int]:
         """Add a model's weighted operators to groups; return the group of each by its position."""
-        groups, operators = self._result.groups, self._operators[model]
+        groups, operators = self._groups, self._operators[model]
         candidates = [
             (index, position)
             for index, group in enumerate(groups)
@@ -104,8 +96,6 @@ class _Grouper:
             )
             if similarity >= self._omega and similarity > 0:
                 edges[index, position] = similarity
-            else:
-                self._result.near_misses.append((index, model, operators[position].name, similarity))
         matches = {}
         for index, position in best_matching(edges).items():
             group = groups[index]
@@ -117,7 +107,7 @@ class _Grouper:
 
     def _compare(self, earlier: int, model: int, candidates: Sequence[Pair]) -> dict[Pair, CommonBlock]:
         """Return the common blocks of candidates (group, position) with ``earlier``'s operators in the groups."""
-        groups, operators = self._result.groups, self._operators[model]
+        groups, operators = self._groups, self._operators[model]
         pairs = [(index, position) for index, position in candidates if earlier in groups[index].operators]
         places = {position: place for place, position in enumerate(operators)}
         blocks = common_blocks(
@@ -139,12 +129,12 @@ class _Grouper:
             signature = (_signature(node), moment, self._input_identity(model, node, producers))
             group_indices = self._by_signature.setdefault(signature, [])
             for index in group_indices:
-                if model not in self._result.groups[index].nodes:
+                if model not in self._groups[index].nodes:
                     return index
-            group_indices.append(len(self._result.groups))
+            group_indices.append(len(self._groups))
         group = NodeGroup({model: position}, moment, {} if operator is None else {model: operator})
-        self._result.groups.append(group)
-        return len(self._result.groups) - 1
+        self._groups.append(group)
+        return len(self._groups) - 1
 
     def _input_identity(self, model: int, node: NodeProto, producers: dict[str, tuple[int, int]]) -> tuple[object, ...]:
         source = self._sources[model]

@@ -173,14 +173,14 @@ def merge_sources(sources: Sequence[SourceModel], options: MergeOptions) -> Merg
 
     Equal weights are stored once in any case, at no cost.
     """
-    grouping = group_nodes(sources, options.omega)
+    groups = group_nodes(sources, options.omega)
     setting = _setting(sources, options)
     left_out: dict[int, str] = {}
-    plan = make_plan(sources, grouping)
+    plan = make_plan(sources, groups)
     # A group left out changes the gain of its neighbours. The loop ends because the set of groups left out grows.
     while unprofitable := _find_unprofitable(plan, setting, options.force):
         left_out |= unprofitable
-        plan = make_plan(sources, grouping, left_out)
+        plan = make_plan(sources, groups, left_out)
     return _build_merge(plan, setting, options)
 
 
@@ -395,17 +395,6 @@ def _row(plan: MergePlan, step: Step, group: NodeGroup, omega: float) -> Operato
 
 
 def _why_alone(plan: MergePlan, step: Step, omega: float) -> str:
-    model = step.models[0]
-    operator = plan.group(step).operators.get(model)
-    if operator is None:
-        return (
-            "no op of its type that starts when it does holds the same weights, and they are shared whole or not at all"
-        )
-    similarities = [
-        similarity
-        for group, near_model, name, similarity in plan.grouping.near_misses
-        if group == step.group or (near_model == model and name == operator.name)
-    ]
-    if not similarities:
-        return "no operator of its type starts when it does"
-    return f"at most {max(similarities):.2g} similar to any that starts when it does, below {omega:g}"
+    if plan.group(step).operators:
+        return f"no operator of its type that starts when it does is {omega:g} similar to it"
+    return "no op of its type that starts when it does holds the same weights, and they are shared whole or not at all"

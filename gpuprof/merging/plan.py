@@ -20,7 +20,7 @@ from onnx import NodeProto, helper
 from gpuprof.domain.model import Op, Tensor
 from gpuprof.graph.element_types import dtype_name
 from gpuprof.graph.item_independence import BatchedTensors, keeps_items_apart
-from gpuprof.merging.groups import Grouping, NodeGroup
+from gpuprof.merging.groups import NodeGroup
 from gpuprof.merging.similarity import WeightedOperator, shareable_constants, weight_matrix
 from gpuprof.merging.source import Array, Size, SourceModel, attribute, whole
 
@@ -53,7 +53,7 @@ class MergePlan:
     """The planned execution of all groups."""
 
     sources: Sequence[SourceModel]
-    grouping: Grouping
+    groups: Sequence[NodeGroup]
     steps: list[Step]  #: Steps in topological order.
     #: (model, value name) → (step, output) that produces the value, for values computed once.
     produced_once: dict[tuple[int, str], tuple[int, int]] = field(default_factory=dict)
@@ -66,20 +66,20 @@ class MergePlan:
 
     def group(self, step: Step) -> NodeGroup:
         """Return the group of a step."""
-        return self.grouping.groups[step.group]
+        return self.groups[step.group]
 
 
-def make_plan(sources: Sequence[SourceModel], grouping: Grouping, left_out: dict[int, str] | None = None) -> MergePlan:
+def make_plan(
+    sources: Sequence[SourceModel], groups: Sequence[NodeGroup], left_out: dict[int, str] | None = None
+) -> MergePlan:
     """Return the plan of all groups; groups in ``left_out`` (group → reason) run apart.
 
     Steps are ordered by moment, which grows along every edge.
     """
-    plan = MergePlan(sources, grouping, [])
-    order = sorted(
-        range(len(grouping.groups)), key=lambda i: (grouping.groups[i].moment.level, grouping.groups[i].moment.depth, i)
-    )
+    plan = MergePlan(sources, groups, [])
+    order = sorted(range(len(groups)), key=lambda i: (groups[i].moment.level, groups[i].moment.depth, i))
     for index in order:
-        group = grouping.groups[index]
+        group = groups[index]
         step = Step(index, tuple(sorted(group.nodes)), dict(group.nodes))
         if len(step.models) > 1:
             try:

@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 _HEADROOM = 1.2
 #: The causes of `ModelOutcome.missed` in words.
 _CAUSES = {
-    "router": "by time in the router",
     "network": "by time on the network",
     "batching": "while they waited for others of their batch",
     "queue": "while they waited for a free worker",

@@ -29,7 +29,7 @@ from gpuprof.reporting.chart import (
 )
 
 Row = Mapping[str, Any]
-_STAGE_COLORS = {"router": 6, "network": 5, "batching": 4, "queue": 1, "service": 0}
+_STAGE_COLORS = {"network": 5, "batching": 4, "queue": 1, "service": 0}
 _MISS_COLORS = {**_STAGE_COLORS, "refused": 3, "full": 7, "failed": 2}
 #: Stages of a served request in their order, by the field of a load test, with the colours of the simulated stages.
 _SERVED_STAGES = {

@@ -42,7 +42,6 @@ class SimulationOptions:
     seed: int = 0
     #: Whether the router refuses a request expected to miss its SLO if others wait already.
     refuse_hopeless: bool = True
-    router_ms: float = 0.0  #: Service time of the router, a single server, for a request.
     #: Model → network time of a request to its replica, and of the answer back; default 0.
     legs_ms: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
@@ -152,7 +151,6 @@ def build_cluster(
         pause_cv=_drop_least(np.array([_pause_cv(replica) for replica in replicas])),
         first_process=np.concatenate([[0], np.cumsum(processes)]).astype(np.int64),
         process_replica=np.repeat(np.arange(len(replicas)), processes).astype(np.int64),
-        router_ns=round(options.router_ms * NS_PER_MS),
         refuse_hopeless=options.refuse_hopeless,
         host_event=np.array([event], np.int64),
         core_start=core_start,

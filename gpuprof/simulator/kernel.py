@@ -67,7 +67,7 @@ def run(cluster: ClusterArrays, state: State, tally: Tally, until: int) -> int:
         elif priority == ARRIVAL:
             place = _handle_arrival(cluster, state, tally, ident, now)
         elif priority == JOIN:
-            place = _end_router_delay(state, ident)
+            place = _end_network_delay(state, ident)
         else:
             drop_first(calendar)
             state.armed[ident] = 0
@@ -120,26 +120,17 @@ def _handle_arrival(cluster: ClusterArrays, state: State, tally: Tally, model: i
     state.free[0] = state.next[place]
     if chain >= 0:
         state.entered[place] = now
-        state.spent[place, 0] = state.spent[place, 1] = state.spent[place, 2] = 0
-        state.spent[place, 3] = state.spent[place, 4] = 0
-    if _enter_router(cluster, state, model, place, now) == now:
+        state.spent[place, 0] = state.spent[place, 1] = state.spent[place, 2] = state.spent[place, 3] = 0
+    state.arrived[place] = now
+    state.joined[place] = now + cluster.request_leg[model]
+    if state.joined[place] == now:
         return place
     _await_replicas(state, model, place)
     return -1
 
 
-def _enter_router(cluster: ClusterArrays, state: State, model: int, place: int, now: int) -> int:
-    """Send a request through router and network; return when it reaches the replicas."""
-    state.arrived[place] = now
-    router_done = max(now, state.router_until[0]) + cluster.router_ns
-    state.router_until[0] = router_done
-    joins: int = router_done + cluster.request_leg[model]
-    state.joined[place] = joins
-    return joins
-
-
 def _await_replicas(state: State, model: int, place: int) -> None:
-    """Let a request join the replicas when its time in router and network is over."""
+    """Let a request join the replicas when its time on the network is over."""
     # Requests of a model join in order of arrival, so the calendar holds only the first of them and stays as short as
     # the number of models.
     state.next[place] = -1
@@ -155,12 +146,13 @@ def _pass_on(cluster: ClusterArrays, state: State, tally: Tally, model: int, pla
     """Send the answer of a chain's step to its next step, ``model``, as the client does."""
     record_arrival(tally, model, now)
     state.losses[place] = 0
-    _enter_router(cluster, state, model, place, now)
+    state.arrived[place] = now
+    state.joined[place] = now + cluster.request_leg[model]
     _await_replicas(state, model, place)
 
 
-def _end_router_delay(state: State, model: int) -> int:
-    """Take the model's next request out of router and network; return its place."""
+def _end_network_delay(state: State, model: int) -> int:
+    """Take the model's next request off the network; return its place."""
     place: int = state.pending_head[model]
     following = state.next[place]
     state.pending_head[model] = following
@@ -486,7 +478,7 @@ def set_alive(cluster: ClusterArrays, state: State, replica: int, alive: int) ->
 
 
 #: Positions in `gpuprof.simulator.state.CAUSES`.
-_ROUTER, _NETWORK, _BATCHING, _QUEUE, _SERVICE, REFUSED, FULL, FAILED = range(8)
+_NETWORK, _BATCHING, _QUEUE, _SERVICE, REFUSED, FULL, FAILED = range(7)
 
 
 def window_of(tally: Tally, time: int) -> int:
@@ -494,13 +486,11 @@ def window_of(tally: Tally, time: int) -> int:
     return min(WINDOWS - 1, max(0, int((time - tally.span[0]) * tally.windows_per_ns[0])))
 
 
-def _find_miss_cause(slo: int, router: int, network: int, batching: int, queue: int, service: int) -> int:
+def _find_miss_cause(slo: int, network: int, batching: int, queue: int, service: int) -> int:
     """Return the stage that made a request late: the longest wait, or service or network if these exceed the SLO."""
     if network + service > slo:
         return _SERVICE if service >= network else _NETWORK
-    if queue >= batching and queue >= router:
-        return _QUEUE
-    return _BATCHING if batching >= router else _ROUTER
+    return _QUEUE if queue >= batching else _BATCHING
 
 
 def record_answer(cluster: ClusterArrays, state: State, tally: Tally, process: int, place: int, now: int) -> None:
@@ -509,12 +499,11 @@ def record_answer(cluster: ClusterArrays, state: State, tally: Tally, process: i
     model = cluster.replica_model[replica]
     arrived, joined, started = state.arrived[place], state.joined[place], state.started_at[process]
     network = cluster.request_leg[model] + cluster.answer_leg[model]
-    router = joined - arrived - cluster.request_leg[model]
     # While a process was free, the request waited for its batch to fill; before, for a process.
     batching = started - max(joined, state.idle_before[process])
     queue, service = started - joined - batching, now - started
-    stages = router, network, batching, queue, service
-    latency = router + network + batching + queue + service
+    stages = network, batching, queue, service
+    latency = network + batching + queue + service
     if arrived >= tally.span[0]:
         tally.replica_by_end[replica] += now <= tally.span[1]
         tally.replica_answered[replica] += 1
@@ -524,7 +513,7 @@ def record_answer(cluster: ClusterArrays, state: State, tally: Tally, process: i
     chain = cluster.chain[model]
     if chain < 0 or state.entered[place] < tally.span[0]:
         return
-    for stage in range(5):
+    for stage in range(4):
         state.spent[place, stage] += stages[stage]
     if cluster.following[model] < 0:
         whole = (
@@ -532,15 +521,14 @@ def record_answer(cluster: ClusterArrays, state: State, tally: Tally, process: i
             state.spent[place, 1],
             state.spent[place, 2],
             state.spent[place, 3],
-            state.spent[place, 4],
         )
         _count_answer(tally, chain, state.entered[place], cluster.chain_slo[chain - len(cluster.chain)], whole)
 
 
-def _count_answer(tally: Tally, row: int, arrived: int, slo: int, stages: tuple[int, int, int, int, int]) -> None:
+def _count_answer(tally: Tally, row: int, arrived: int, slo: int, stages: tuple[int, int, int, int]) -> None:
     """Count an answer of a model or chain."""
-    router, network, batching, queue, service = stages
-    latency = router + network + batching + queue + service
+    network, batching, queue, service = stages
+    latency = network + batching + queue + service
     window = window_of(tally, arrived)
     tally.answered[row] += 1
     tally.windows[window, row, 1] += 1
@@ -554,7 +542,7 @@ def _count_answer(tally: Tally, row: int, arrived: int, slo: int, stages: tuple[
         tally.in_time[row] += 1
         tally.windows[window, row, 2] += 1
     else:
-        tally.missed[row, _find_miss_cause(slo, router, network, batching, queue, service)] += 1
+        tally.missed[row, _find_miss_cause(slo, network, batching, queue, service)] += 1
 
 
 def record_arrival(tally: Tally, row: int, time: int) -> None:

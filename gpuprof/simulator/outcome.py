@@ -38,7 +38,7 @@ class ModelOutcome:
     p95_ms: float | None
     p99_ms: float | None
     max_ms: float | None
-    #: ``stage_mean_ms``, ``stage_p99_ms``: By stage: router, network, batching (waiting for the batch to fill while a
+    #: ``stage_mean_ms``, ``stage_p99_ms``: By stage: network, batching (waiting for the batch to fill while a
     #: process is free), queue (waiting for a process), service.
     stage_mean_ms: Mapping[str, float | None]
     stage_p99_ms: Mapping[str, float | None]

@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 #: Milliseconds in a nanosecond, and nanoseconds in a millisecond.
 MS, NS_PER_MS = 1e3 / NS_PER_S, NS_PER_S / 1e3
 
-STAGES = ("router", "network", "batching", "queue", "service")
+STAGES = ("network", "batching", "queue", "service")
 #: Causes of missing the SLO: the stage that delayed the request, or the reason for having no answer.
 CAUSES = (*STAGES, "refused", "full", "failed")
 #: Parts of the time line in an outcome.
@@ -63,7 +63,6 @@ class ClusterArrays(NamedTuple):
     #: ``first_process[r]`` to before ``first_process[r + 1]``.
     first_process: Ints
     process_replica: Ints
-    router_ns: int  #: Service time of the router per request.
     refuse_hopeless: bool  #: See `gpuprof.simulator.cluster.SimulationOptions`.
     #: Shape (1,). CPU time of router and clients, twice per request; 0 if no batch is slowed.
     host_event: Ints
@@ -90,13 +89,13 @@ class State(NamedTuple):
     #: ``expected_ms``, ``expected_rows``: Shape (N,). Expected latency since sending, and expected batch size.
     expected_ms: Floats
     expected_rows: Ints
-    #: ``entered``, ``spent``: Shape (N,), (N, 5), empty without chains. Arrival at the chain's first step; time in each
+    #: ``entered``, ``spent``: Shape (N,), (N, 4), empty without chains. Arrival at the chain's first step; time in each
     #: stage of the steps before.
     entered: Ints
     spent: Ints
     losses: NDArray[np.int8]  #: Shape (N,). Number of times the request was lost with a failing device.
     # State by model.
-    #: ``pending_head``, ``pending_tail``: Shape (M,). Chain of requests in router and network.
+    #: ``pending_head``, ``pending_tail``: Shape (M,). Chain of requests on the network.
     pending_head: Ints
     pending_tail: Ints
     orphans: Ints  #: Shape (M,). Head of the chain of requests without a live replica.
@@ -154,7 +153,6 @@ class State(NamedTuple):
     batch_size: Ints
     turn_until: Ints  #: Shape (groups,). End of all batches sent to the replicas of each group in ``turns``.
     # State of the whole machine.
-    router_until: Ints  #: Shape (1,). Time at which the router is idle again.
     #: Shape (3,). Number of answers to be handed on now, state of the random generator, and the last core of the host
     #: work.
     host: Ints
@@ -174,10 +172,10 @@ class Tally(NamedTuple):
     arrived: Ints
     answered: Ints
     in_time: Ints
-    missed: Ints  #: Shape (M, 8). By cause.
-    stage_ns: Floats  #: Shape (M, 5). Sums.
+    missed: Ints  #: Shape (M, 7). By cause.
+    stage_ns: Floats  #: Shape (M, 4). Sums.
     longest: Ints
-    #: ``total``, ``stage``, ``by_replica``: Shape (M, fine bins), (M, 5, coarse bins), (R, coarse bins). Histograms of
+    #: ``total``, ``stage``, ``by_replica``: Shape (M, fine bins), (M, 4, coarse bins), (R, coarse bins). Histograms of
     #: latencies, of their stages, and of latencies by replica.
     total: Ints
     stage: Ints
@@ -192,7 +190,7 @@ class Tally(NamedTuple):
     replica_busy: Ints
     #: Shape (W, M, 3). Requests by window of arrival: all, answered, and in time.
     windows: Ints
-    window_ns: Floats  #: Shape (W, M, 5). Sums of their stages.
+    window_ns: Floats  #: Shape (W, M, 4). Sums of their stages.
 
 
 def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> State:
@@ -208,7 +206,7 @@ def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> 
         (models, "reserve_at living turn store_position store_size"),
         (processes, "expected_at started_at idle_before batch_size"),
         (places, "arrived joined"),
-        (1, "free router_until"),
+        (1, "free"),
     )
     absent = (
         (replicas, "queue_head queue_tail behind"),

@@ -162,7 +162,8 @@ def test_a_chain_is_simulated_from_its_first_arrival_to_its_last_answer(plan: De
     assert chain.requests == chain.answered == first.answered
     assert abs(second.requests - first.requests) <= 2  # requests in the first step when the warm-up ends
     assert chain.mean_ms == pytest.approx((first.mean_ms or 0.0) + (second.mean_ms or 0.0), rel=1e-3)
-    assert (first.p99_ms or 0.0) < (chain.p99_ms or 0.0) <= (first.p99_ms or 0.0) + (second.p99_ms or 0.0)
+    most_ms = 1.01 * ((first.p99_ms or 0.0) + (second.p99_ms or 0.0))  # percentiles do not add up exactly
+    assert (first.p99_ms or 0.0) < (chain.p99_ms or 0.0) <= most_ms
     assert result.outcome.requests == chain.requests + result.outcome.models[2].requests
 
 

@@ -32,7 +32,7 @@ from gpuprof.reporting.figures import batch_and_share_figures, cost_figure, map_
 from tests.reruns import waits_for_processes
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-STAGES = ("router", "network", "batching", "queue", "service")
+STAGES = ("network", "batching", "queue", "service")
 LOAD = [
     {
         "model": "resnet50",

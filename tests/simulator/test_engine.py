@@ -111,12 +111,6 @@ def test_times_that_vary_by_more_than_any_can_are_refused(name: str) -> None:
         outcome([wild], 0.0)
 
 
-def test_the_router_is_one_server_for_all() -> None:
-    result = outcome([replica("m", [5.0], processes=9)], 0.0, 0.0, 0.0, options=SimulationOptions(1.0, router_ms=1.0))
-    assert result.stage_mean_ms["router"] == 2.0
-    assert result.max_ms == 8.0
-
-
 def test_both_legs_of_the_network_count() -> None:
     result = outcome([replica("m", [5.0])], 0.0, options=SimulationOptions(1.0, legs_ms={"m": (2.0, 0.5)}))
     assert result.stage_mean_ms["network"] == 2.5
@@ -144,8 +138,6 @@ def test_a_miss_has_a_cause() -> None:
     assert (
         outcome([replica("m", [2.0, 2.0], max_wait_ms=4.5)], 0.0, slo_ms=6.0).missed["batching"] == 0
     )  # wait_limit_ms
-    slow = SimulationOptions(1.0, router_ms=5.0)
-    assert outcome([replica("m", [2.0])], 0.0, slo_ms=6.0, options=slow).missed["router"] == 1
     far = SimulationOptions(1.0, legs_ms={"m": (6.0, 3.0)})
     assert outcome([replica("m", [2.0])], 0.0, slo_ms=6.0, options=far).missed["network"] == 1
 
@@ -271,16 +263,16 @@ def test_the_engine_does_what_the_rules_of_the_runtime_say(replicas: list[Replic
     seed=st.integers(0, 2**31),
     cv=st.sampled_from([0.0, 0.1, 1.5]),
     refuse=st.booleans(),
-    router_ms=st.sampled_from([0.0, 0.7]),
+    leg_ms=st.sampled_from([0.0, 0.7]),
     fails=st.lists(st.tuples(st.integers(0, 1), st.integers(1, 900), st.integers(1, 500)), max_size=2),
 )
 def test_every_request_is_answered_or_missed_once(
-    load: float, seed: int, cv: float, refuse: bool, router_ms: float, fails: list[tuple[int, int, int]]
+    load: float, seed: int, cv: float, refuse: bool, leg_ms: float, fails: list[tuple[int, int, int]]
 ) -> None:
     gpus = [[replica("a", [4.0, 5.0], max_wait_ms=1.0, cv=cv), replica("b", [3.0], processes=2, cv=cv)]] * 2
     failures = tuple(Failure("node0", gpu, start / 1000, lasts / 1000) for gpu, start, lasts in fails)
     options = SimulationOptions(
-        1.0, seed=seed, refuse_hopeless=refuse, router_ms=router_ms, failures=failures, max_in_system=64
+        1.0, seed=seed, refuse_hopeless=refuse, legs_ms={"a": (leg_ms, 0.0)}, failures=failures, max_in_system=64
     )
     result = simulate(
         make_map(gpus, 20.0), {"a": GammaArrivals(800 * load), "b": GammaArrivals(1300 * load, 3.0)}, options
@@ -309,7 +301,6 @@ def mix(seed: int = 5) -> str:
         2.0,
         warmup_s=0.25,
         seed=seed,
-        router_ms=0.01,
         legs_ms={"a": (0.2, 0.1)},
         failures=(Failure("node0", 1, 0.8, 0.5),),
     )
