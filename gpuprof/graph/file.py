@@ -22,8 +22,7 @@ from onnx.external_data_helper import load_external_data_for_tensor
 from gpuprof.domain.model import Tensor
 from gpuprof.errors import InputError
 from gpuprof.graph.element_types import dtype_name, elem_type
-from gpuprof.graph.nodes import graphs_of, label, sort_nodes
-from gpuprof.graph.values import MOST_ELEMENTS as MOST_VALUES
+from gpuprof.graph.nodes import MOST_VALUES, graphs_of, label, sort_nodes
 
 #: Limit of a Protocol Buffers message; larger models keep their weights in external data.
 LARGEST_FILE_BYTES = 2**31 - 1

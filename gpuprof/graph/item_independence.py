@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from gpuprof.domain.model import Op, Tensor
-from gpuprof.graph.values import Array
+from gpuprof.graph.nodes import Array
 
 _ELEMENTWISE = frozenset(
     {

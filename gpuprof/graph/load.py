@@ -29,10 +29,9 @@ from gpuprof.graph.dims import (
 )
 from gpuprof.graph.element_types import dtype_name
 from gpuprof.graph.file import OnnxFile, read_onnx
-from gpuprof.graph.nodes import graphs_of, list_captured, name_loop, used_names
+from gpuprof.graph.nodes import Array, graphs_of, list_captured, name_loop, used_names
 from gpuprof.graph.op_costs import OpCost, cost_of
 from gpuprof.graph.shapes import Body, Shapes, UnknownShapeError
-from gpuprof.graph.values import Array
 
 #: Suffix of the dimension for the iterations of a Loop: ``--dim NODE.turns=20``.
 TURNS = ".turns"

@@ -128,6 +128,8 @@ def read_description(metadata: Mapping[str, str], where: str) -> MergedModel | N
     Raises `InputError` when the description is damaged or of another version. ``metadata``: in ONNX Runtime,
     ``session.get_modelmeta().custom_metadata_map``; ``where``: name of the file in errors.
     """
+    from pydantic import TypeAdapter
+
     text = metadata.get(METADATA_KEY)
     if text is None:
         return None
@@ -135,9 +137,10 @@ def read_description(metadata: Mapping[str, str], where: str) -> MergedModel | N
         document = json.loads(text)
         if document["schema"] != SCHEMA:
             raise InputError(f"{where} is described by {document['schema']}, not {SCHEMA}", "merge it again")
-        return MergedModel(tuple(_member(entry) for entry in document["models"]))
+        return MergedModel(TypeAdapter(tuple[MergedMember, ...]).validate_python(document["models"]))
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{where} has a damaged description of its merged models: {error}", "merge it again") from None
+        reason = " ".join(str(error).split())
+        raise InputError(f"{where} has a damaged description of merged models: {reason}", "merge it again") from None
 
 
 def read_merged(path: Path) -> MergedModel | None:
@@ -149,20 +152,3 @@ def read_merged(path: Path) -> MergedModel | None:
 
     model = read_onnx(path).model
     return read_description({entry.key: entry.value for entry in model.metadata_props}, str(path))
-
-
-def _member(entry: Mapping[str, Any]) -> MergedMember:
-    inputs, outputs = (tuple(_value(item) for item in entry[key]) for key in ("inputs", "outputs"))
-    return MergedMember(
-        str(entry["name"]),
-        str(entry["path"]),
-        str(entry["sha256"]),
-        inputs,
-        outputs,
-        int(entry["absent_rows"]),
-    )
-
-
-def _value(entry: Mapping[str, Any]) -> MergedValue:
-    shape = tuple(None if dim is None else int(dim) for dim in entry["shape"])
-    return MergedValue(str(entry["name"]), str(entry["merged"]), str(entry["dtype"]), shape)

@@ -349,33 +349,8 @@ def _softmax(call: OpCall) -> int:
 
 
 def _pool(each_tap: int, after: int) -> _Formula:
-    """Return the formula of pooling windows, without taps in the padding."""
-
-    def count(call: OpCall) -> int:
-        outside = prod(call.y.shape[:2])
-        taps = outside * prod(_taps(call, axis) for axis in range(len(call.y.shape) - 2))
-        return each_tap * taps + (after - 1) * call.y.elements
-
-    return count
-
-
-def _taps(call: OpCall, axis: int) -> int:
-    """Return the number of taps on data of all windows along a spatial axis."""
-    size, outputs = call.x.shape[axis + 2], call.y.shape[axis + 2]
-    kernel = call.wholes("kernel_shape")[axis]
-    stride = (call.wholes("strides") or (1,) * (axis + 1))[axis]
-    dilation = (call.wholes("dilations") or (1,) * (axis + 1))[axis]
-    before = (call.wholes("pads") or (0,) * (axis + 1))[axis]
-    if call.text("auto_pad", "NOTSET").startswith("SAME"):
-        missing = max(0, (outputs - 1) * stride + (kernel - 1) * dilation + 1 - size)
-        before = (missing + call.text("auto_pad", "").endswith("LOWER")) // 2
-    total = 0
-    for i in range(outputs):
-        start = i * stride - before
-        first = max(0, -(start // dilation)) if start < 0 else 0
-        last = min(kernel - 1, (size - 1 - start) // dilation)
-        total += max(0, last - first + 1)
-    return total
+    """Return the formula of pooling windows; padding counts as data."""
+    return lambda call: (each_tap * prod(call.wholes("kernel_shape")) + after - 1) * call.y.elements
 
 
 def _batch_norm(call: OpCall) -> int:
@@ -507,11 +482,6 @@ def _embedding_norm(call: OpCall) -> int:
     return (words - 1 + quantised + 7) * call.y.elements + 3 * count_slices(call.y, -1)
 
 
-def _channels_last_pool(call: OpCall) -> int:
-    """Return a comparison for each tap of a window; padding counts as data."""
-    return prod(call.wholes("kernel_shape")) * call.y.elements
-
-
 def _skip_group_norm(call: OpCall) -> int:
     groups = call.whole("groups", 1)
     return (7 + 1 + call.has(4)) * call.x.elements + 3 * call.x.shape[0] * groups
@@ -561,7 +531,7 @@ _RUNTIME_FORMULAS: dict[str, _Formula] = {
     **dict.fromkeys(("EmbedLayerNormalization", "QEmbedLayerNormalization"), _embedding_norm),
     **dict.fromkeys(("MoE", "QMoE"), mixture_of_experts),
     **dict.fromkeys(("NhwcConv", "NhwcFusedConv"), convolution),
-    "NhwcMaxPool": _channels_last_pool,
+    "NhwcMaxPool": _pool(1, 1),
     "SkipGroupNorm": _skip_group_norm,
     "FusedMatMulActivation": lambda call: matmul(call) + 4 * call.y.elements,
     **dict.fromkeys(("TransposeMatMul", "MatMulInteger16"), matmul),

@@ -11,16 +11,8 @@ from functools import cache
 from onnx import NodeProto, OperatorSetIdProto, TensorProto, TypeProto, ValueInfoProto, helper
 
 from gpuprof.errors import runtime_errors
+from gpuprof.graph.element_types import elem_type
 
-_ELEMENTS = {
-    "float": TensorProto.FLOAT,
-    "double": TensorProto.DOUBLE,
-    **{
-        name.lower(): number
-        for name, number in TensorProto.DataType.items()
-        if name not in ("UNDEFINED", "FLOAT", "DOUBLE")
-    },
-}
 #: ONNX Runtime's log level: errors are exceptions, and log lines would obscure the user's single-line message.
 FATAL_ONLY = 4
 
@@ -77,7 +69,8 @@ def _ask(model: bytes) -> dict[str, TypeProto]:
 
 
 def _type(kind: str, shape: Iterable[int | str | None] | None) -> TypeProto | None:
-    elements = _ELEMENTS.get(kind.removeprefix("tensor(").removesuffix(")"))
-    if elements is None or shape is None:
+    if not kind.startswith("tensor(") or shape is None:
         return None
+    name = kind.removeprefix("tensor(").removesuffix(")")
+    elements = elem_type({"float": "float32", "double": "float64"}.get(name, name))
     return helper.make_tensor_type_proto(elements, [dim if isinstance(dim, int) else None for dim in shape])

@@ -1,6 +1,6 @@
 """Infers type and shape of every value of a graph with fixed inputs, node by node.
 
-ONNX's own inference runs on each node, with the values computed so far by `gpuprof.graph.values`. So a shape computed
+ONNX's own inference runs on each node, with the values computed so far by `gpuprof.graph.nodes`. So a shape computed
 by a chain of ops becomes known, and errors on unknown shapes name the node.
 """
 
@@ -21,10 +21,17 @@ from gpuprof.domain.model import Tensor
 from gpuprof.errors import InputError
 from gpuprof.graph.element_types import dtype_name, elem_type
 from gpuprof.graph.file import MOST_ELEMENTS
-from gpuprof.graph.nodes import constant_tensor, label, list_captured, name_loop, used_names
+from gpuprof.graph.nodes import (
+    MOST_VALUES,
+    Array,
+    constant_tensor,
+    known_value,
+    label,
+    list_captured,
+    name_loop,
+    used_names,
+)
 from gpuprof.graph.runtime_types import runtime_types
-from gpuprof.graph.values import MOST_ELEMENTS as MOST_VALUES
-from gpuprof.graph.values import Array, known_value
 
 #: Ops with data-dependent output sizes, replaced by the largest possible size.
 _AT_MOST = {"NonZero", "Compress", "Unique", "NonMaxSuppression"}

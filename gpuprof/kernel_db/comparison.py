@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, unknown_name
-
-if TYPE_CHECKING:
-    from gpuprof.kernel_db.store import KernelDb
+from gpuprof.kernel_db.records import read_records
+from gpuprof.kernel_db.schema import ModelRow, RunRow
+from gpuprof.kernel_db.sql import run_query
+from gpuprof.kernel_db.store import KernelDb
 
 #: Probability of detecting a change as large as the reported smallest change.
 POWER = 0.95
@@ -32,6 +32,17 @@ _RUN_KEYS = ("runtime_version", "driver", "model_sha256", "host", "gpuprof_versi
 #: for this. With spreads differing up to threefold between cells, alarms then stay at the stated rate, and three runs a
 #: side detect 5% at a spread of 0.6% (`tests/kernel_db/test_comparison.py`).
 _SHARED_FREEDOM, _LEAST_CELLS = 4, 4
+#: Milliseconds in a batch of each kernel, and of each op, in each run.
+_KERNEL_MS = """
+select k.run_id, name, sum(duration_ns) / 1e6 / max(repeats) from kernels k
+join (select run_id, count(distinct repeat) as repeats from kernels where duration_ns is not null group by run_id) r
+  on k.run_id = r.run_id
+where duration_ns is not null group by k.run_id, name
+"""
+_OP_MS = """
+select run_id, name || ' (' || op_type || ')', sum(duration_p50_ns) / 1e6 from ops
+where duration_p50_ns is not null group by all
+"""
 
 
 class ChangeVerdict(StrEnum):
@@ -227,35 +238,6 @@ def _hold_rate(p_values: Mapping[ComparedCell, float], rate: float) -> set[Compa
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
-    run_id: str
-    model: str
-    device: str
-    batch: int
-    sm_share_pct: float
-    mig_profile: str | None
-    processes: int
-    dims: str | None
-    stable: bool | None
-    repeats: int | None
-    latency_mean_ms: float | None
-    latency_std_ms: float | None
-    latency_p50_ms: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class _RunKeys:
-    run_id: str
-    started_at: datetime
-    runtime_version: str | None
-    driver: str | None
-    model_sha256: str | None
-    host: str | None
-    gpuprof_version: str | None
-    collector: str
-
-
-@dataclass(frozen=True, slots=True)
 class RunSelection:
     """Runs of a database: all, those of a day or a range of days, or those with a value of a column.
 
@@ -278,9 +260,7 @@ class RunSelection:
 
     def find_runs(self, database: KernelDb) -> set[str]:
         """Return the ids of the runs. Raises `InputError` for a selector that cannot be read or selects nothing."""
-        from gpuprof.kernel_db.records import read_records
-
-        runs = read_records(database, _RunKeys, table="runs")
+        runs = read_records(database, RunRow)
         key, equals, value = self.selector.partition("=")
         if not self.selector:
             selection = runs
@@ -308,10 +288,8 @@ def _read_day(text: str) -> str:
 
 def read_cells(database: KernelDb, runs: set[str]) -> dict[ComparedCell, list[CellRun]]:
     """Return the measured cells of some runs of a database, each with its runs in their order."""
-    from gpuprof.kernel_db.records import read_records
-
     cells: dict[ComparedCell, list[CellRun]] = defaultdict(list)
-    for row in sorted(read_records(database, _Measured, table="models"), key=lambda row: row.run_id):
+    for row in sorted(read_records(database, ModelRow), key=lambda row: row.run_id):
         latency_ms = row.latency_p50_ms or row.latency_mean_ms
         if row.run_id not in runs or not latency_ms:
             continue
@@ -322,24 +300,6 @@ def read_cells(database: KernelDb, runs: set[str]) -> dict[ComparedCell, list[Ce
             error = row.latency_std_ms / row.latency_mean_ms / math.sqrt(row.repeats)
         cells[key].append(CellRun(latency_ms, error, row.stable is not False, row.run_id))
     return dict(cells)
-
-
-@dataclass(frozen=True, slots=True)
-class _TimedOp:
-    run_id: str
-    batch: int
-    name: str
-    op_type: str
-    duration_p50_ns: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class _TimedKernel:
-    run_id: str
-    batch: int
-    name: str
-    repeat: int
-    duration_ns: int | None
 
 
 def compare_ops(
@@ -359,19 +319,12 @@ def compare_ops(
 
 def _read_op_ms(database: KernelDb, runs: set[str]) -> dict[str, float]:
     """Return by name the milliseconds that kernels or ops take in a batch, the median over runs."""
-    from gpuprof.kernel_db.records import read_records
-
-    totals: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    repeats: dict[str, set[int]] = defaultdict(set)
-    for kernel in read_records(database, _TimedKernel, table="kernels"):
-        if kernel.run_id in runs and kernel.duration_ns is not None:
-            totals[kernel.run_id][kernel.name] += kernel.duration_ns / 1e6
-            repeats[kernel.run_id].add(kernel.repeat)
-    for run_id, times in totals.items():
-        totals[run_id] = defaultdict(float, {name: ms / len(repeats[run_id]) for name, ms in times.items()})
-    if not totals:
-        for op in read_records(database, _TimedOp, table="ops"):
-            if op.run_id in runs and op.duration_p50_ns is not None:
-                totals[op.run_id][f"{op.name} ({op.op_type})"] += op.duration_p50_ns / 1e6
-    names = {name for times in totals.values() for name in times}
-    return {name: statistics.median(times.get(name, 0.0) for times in totals.values()) for name in names}
+    times: dict[str, dict[str, float]] = defaultdict(dict)
+    for query in (_KERNEL_MS, _OP_MS):
+        for run_id, name, milliseconds in run_query(database, query).rows:
+            if run_id in runs:
+                times[name][run_id] = milliseconds
+        if times:
+            break
+    measured = {run_id for by_run in times.values() for run_id in by_run}
+    return {name: statistics.median(by_run.get(run_id, 0.0) for run_id in measured) for name, by_run in times.items()}

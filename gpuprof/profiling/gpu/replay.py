@@ -35,8 +35,7 @@ from gpuprof.profiling.nsight.nsys import export_report, is_nsys_csv, parse_nsys
 from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.profiling.timeline.kernel_join import join_kernels
 from gpuprof.profiling.timeline.timeline import Timeline, column
-from gpuprof.profiling.worker.job import Job, Request
-from gpuprof.profiling.worker.statistics import summarize
+from gpuprof.profiling.worker.job import Job, Request, summarize
 
 #: .qdrep was nsys's format until 2021.3; .qdstrm is a recording not yet converted by nsys.
 _NSYS, _NCU = (".nsys-rep", ".qdrep", ".qdstrm"), (".ncu-rep", ".ncu-repz")

@@ -13,9 +13,8 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import GpuprofError, InputError
 from gpuprof.machine.cgroup import own_cores, remove_group
 from gpuprof.machine.machine_load import MachineLoad
-from gpuprof.profiling.worker.job import DEFAULT_LIMITS, Job, TimingLimits
+from gpuprof.profiling.worker.job import DEFAULT_LIMITS, Job, LatencyStats, TimingLimits, summarize
 from gpuprof.profiling.worker.process import PATIENCE_S, Worker
-from gpuprof.profiling.worker.statistics import LatencyStats, summarize
 from gpuprof.profiling.worker.tasks import Loaded, Resident, Sample, WorkerSetup
 from gpuprof.rules.cpu_slices import CpuSlice, plan_slices
 

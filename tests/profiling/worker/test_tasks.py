@@ -19,8 +19,7 @@ from gpuprof.errors import InputError
 from gpuprof.graph.inputs import random_inputs
 from gpuprof.graph.load import load_graph
 from gpuprof.profiling.worker import tasks
-from gpuprof.profiling.worker.job import TimingLimits
-from gpuprof.profiling.worker.statistics import is_median_known, median_interval, percentile, summarize
+from gpuprof.profiling.worker.job import TimingLimits, is_median_known, median_interval, percentile, summarize
 from gpuprof.profiling.worker.tasks import Effort, Resident, WorkerSetup, pause_in_batches, session_run
 from gpuprof.runtime.outputs import outputs_differ
 from gpuprof.runtime.session import open_session
