@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import importlib
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -343,9 +342,7 @@ def _import_with_ncu(path: Path) -> Counters:
     def explain_refusal(output: str) -> GpuprofError:
         return InputError(f"ncu cannot read {path}: {(output.strip().splitlines() or ['it does not say why'])[-1]}")
 
-    with tempfile.TemporaryDirectory(prefix="gpuprof-") as directory:
-        log = Path(directory) / "import.csv"
-        return parse_ncu_csv(run_tool(command, log=log, explain=explain_refusal), str(path))
+    return parse_ncu_csv(run_tool(command, explain=explain_refusal), str(path))
 
 
 def _list_rows(text: str, source: str) -> Iterator[list[str]]:
@@ -551,9 +548,8 @@ def _run_ncu(
     def explain_refusal(output: str) -> UnavailableError | None:
         return known_failure(output + (read_text(table) if table.exists() else ""))
 
-    log = table.with_suffix(".log")
     whole = [str(binary), *fixed, *options, *command]
-    output = run_tool(whole, log=log, time_limit_s=time_limit_s, environment=environment, explain=explain_refusal)
+    output = run_tool(whole, time_limit_s=time_limit_s, environment=environment, explain=explain_refusal)
     return (read_text(table) if table.exists() else "") or output
 
 

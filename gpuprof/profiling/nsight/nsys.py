@@ -139,7 +139,7 @@ def record_program(
     """Run ``command`` under ``nsys profile`` and return the report's path.
 
     Raises `UnavailableError` when nsys is missing, fails, takes too long or leaves no report. ``report``: path without
-    an ending, also of the log. ``trace``: event kinds to record. CUDA graphs are recorded node by node: nsys's own
+    an ending. ``trace``: event kinds to record. CUDA graphs are recorded node by node: nsys's own
     default hides their kernels.
     """
     binary = _require_nsys()
@@ -147,19 +147,18 @@ def record_program(
     options = ["--sample=none", "--cpuctxsw=none", "--force-overwrite=true", f"--trace={trace}"]
     if "cuda" in trace.split(","):
         options.append("--cuda-graph-trace=node")
-    log = report.with_name(f"{report.name}.nsys.log")
     whole = [str(binary), "profile", *options, "-o", str(report), *command]
     try:
-        output = run_tool(whole, log=log, time_limit_s=time_limit_s, environment=environment)
+        output = run_tool(whole, time_limit_s=time_limit_s, environment=environment)
     except UnavailableError as error:
         if _START_RACE not in str(error):
             raise
-        output = run_tool(whole, log=log, time_limit_s=time_limit_s, environment=environment)
+        output = run_tool(whole, time_limit_s=time_limit_s, environment=environment)
     paths = [report.with_name(report.name + ending) for ending in (".nsys-rep", ".qdrep", ".qdstrm")]
     for path in paths:
         if path.is_file():
             return path
-    raise UnavailableError(f"nsys left no report: {output.strip()[-200:]}", f"log: {log}")
+    raise UnavailableError(f"nsys left no report: {output.strip()[-200:]}")
 
 
 @contextmanager
@@ -167,8 +166,7 @@ def export_report(report: Path) -> Iterator[Path]:
     """Yield the SQLite file of a report, removed on exit.
 
     A raw recording (``.qdstrm``), left by an nsys without its importer, is imported first. Raises `InputError` when the
-    report is missing, or refused by nsys; `UnavailableError` when nsys or its importer is
-    missing or hangs.
+    report is missing, or refused by nsys; `UnavailableError` when nsys or its importer is missing or hangs.
     """
     if not report.is_file():
         raise InputError(f"cannot read {report}: no such file")
@@ -179,35 +177,28 @@ def export_report(report: Path) -> Iterator[Path]:
             report = _import_recording(report, binary, directory)
         sqlite = directory / "report.sqlite"
         command = [str(binary), "export", "--type=sqlite", "--force-overwrite=true", "-o", str(sqlite), str(report)]
-        output = _run_reader(command, report, directory / "export.log")
+        output = _run_reader(command, report)
         if not sqlite.is_file():
             raise UnavailableError(f"nsys exported nothing of {report}: {output.strip()[-200:]}")
         yield sqlite
 
 
-def find_importer(binary: Path) -> Path | None:
-    """Return the program that converts a raw recording into a report; None without the host part of nsys."""
-    for root in binary.resolve().parents:
-        for place in ("host-linux-*/QdstrmImporter", *_IMPORTER_PLACES):
-            if importers := sorted(root.glob(place)):
-                return importers[-1]
-    return None
-
-
 def _import_recording(recording: Path, binary: Path, directory: Path) -> Path:
-    importer = find_importer(binary)
+    """Return the report that the host part of nsys makes of a raw recording."""
+    places = ("host-linux-*/QdstrmImporter", *_IMPORTER_PLACES)
+    roots = binary.resolve().parents
+    importer = next((path for root in roots for place in places for path in sorted(root.glob(place))), None)
     if importer is None:
         raise UnavailableError(
             f"{recording} is a raw recording, and nsys's importer is not installed",
             "install nsight-systems-host, or import it on a machine that has it: QdstrmImporter -i FILE",
         )
     report = directory / f"{recording.stem}.nsys-rep"
-    command = [str(importer), "-i", str(recording), "-o", str(report)]
-    _run_reader(command, recording, directory / "import.log")
+    _run_reader([str(importer), "-i", str(recording), "-o", str(report)], recording)
     return report
 
 
-def _run_reader(command: Sequence[str], report: Path, log: Path) -> str:
+def _run_reader(command: Sequence[str], report: Path) -> str:
     """Run a program that reads a report; a refused report is an input error."""
 
     def explain_refusal(output: str) -> GpuprofError:
@@ -218,7 +209,7 @@ def _run_reader(command: Sequence[str], report: Path, log: Path) -> str:
             "is it whole, and of a version that is not newer?",
         )
 
-    return run_tool(command, log=log, explain=explain_refusal)
+    return run_tool(command, explain=explain_refusal)
 
 
 def _require_nsys() -> Path:

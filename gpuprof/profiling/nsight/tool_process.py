@@ -44,17 +44,15 @@ def tool_version(binary: Path) -> str | None:
 
 def ask_tool(command: Sequence[str], time_limit_s: float = PATIENCE_S) -> str | None:
     """Return the output of a tool; None when the tool cannot be started, fails or does not end in time."""
-    with tempfile.TemporaryDirectory(prefix="gpuprof-") as directory:
-        try:
-            return run_tool(command, log=Path(directory) / "answer", time_limit_s=time_limit_s, keep_log=False)
-        except UnavailableError:
-            return None
+    try:
+        return run_tool(command, time_limit_s=time_limit_s, keep_log=False)
+    except UnavailableError:
+        return None
 
 
 def run_tool(
     command: Sequence[str],
     *,
-    log: Path,
     time_limit_s: float = PATIENCE_S,
     environment: Mapping[str, str] | None = None,
     explain: Callable[[str], GpuprofError | None] = lambda output: None,
@@ -64,13 +62,10 @@ def run_tool(
 
     The call returns only after the whole group has ended; otherwise a profiler's child could outlive the profiler. The
     group of a tool that hangs, dies or leaves processes behind is ended: SIGTERM first, then SIGKILL. Raises
-    `UnavailableError`, with the tool's last output and the log's path, when the tool cannot be started, fails or takes
-    too long.
+    `UnavailableError`, with the tool's last output, when the tool cannot be started, fails or takes too long.
 
     Parameters
     ----------
-    log : Path
-        File for the whole output.
     time_limit_s : float
         Time after which the tool is considered hung.
     environment : mapping of str to str, optional
@@ -78,19 +73,26 @@ def run_tool(
     explain : function
         Output → an error with a fix for the user, or None.
     keep_log : bool
-        Keep a failed tool's log outside ``log``'s directory, and name it in the error.
+        Keep a failed tool's whole output, and name the file in the error.
     """
     tool = Path(command[0]).name
-    # LC_ALL=C, since numbers and messages are parsed.
-    code = _exit_code(command, log, time_limit_s, {**os.environ, "LC_ALL": "C", **(environment or {})})
-    output = log.read_text(encoding="utf-8", errors="replace")
-    if code == 0:
-        return output
-    if code is not None and (explanation := explain(output)) is not None:
-        raise explanation
-    fix = _keep_log(tool, log) if keep_log else ""
+    handle, name = tempfile.mkstemp(prefix=f"gpuprof-{tool}-", suffix=".log")
+    os.close(handle)
+    log, is_kept = Path(name), False
+    try:
+        # LC_ALL=C, since numbers and messages are parsed.
+        code = _exit_code(command, log, time_limit_s, {**os.environ, "LC_ALL": "C", **(environment or {})})
+        output = log.read_text(encoding="utf-8", errors="replace")
+        if code == 0:
+            return output
+        if code is not None and (explanation := explain(output)) is not None:
+            raise explanation
+        is_kept = keep_log
+    finally:
+        if not is_kept:
+            log.unlink(missing_ok=True)
     what = f"failed ({_cause(code)})" if code is not None else f"did not end within {time_limit_s:g} s and was ended"
-    raise UnavailableError(f"{tool} {what}{_clean_output(output)}", fix)
+    raise UnavailableError(f"{tool} {what}{_clean_output(output)}", f"log: {log}" if keep_log else "")
 
 
 def _exit_code(command: Sequence[str], log: Path, time_limit_s: float, environment: Mapping[str, str]) -> int | None:
@@ -114,17 +116,6 @@ def _exit_code(command: Sequence[str], log: Path, time_limit_s: float, environme
             return None
         finally:
             _end_group(process)
-
-
-def _keep_log(tool: str, log: Path) -> str:
-    """Copy a log outside its temporary directory; return the new path for the error's fix."""
-    try:
-        handle, name = tempfile.mkstemp(prefix=f"gpuprof-{tool}-", suffix=".log")
-        os.close(handle)
-        shutil.copyfile(log, name)
-    except OSError:  # a full disk must not hide the original error
-        return ""
-    return f"log: {name}"
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import sys
-import tempfile
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +14,7 @@ from gpuprof.domain.catalogue import GpuDescription
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.profiling.nsight import nsys
 from gpuprof.profiling.nsight.ncu import known_failure
-from gpuprof.profiling.nsight.nsys import export_report, find_importer, find_nsys, read_nsys, record_program
+from gpuprof.profiling.nsight.nsys import export_report, find_nsys, read_nsys, record_program
 from gpuprof.profiling.nsight.tool_process import ask_tool, run_tool, tool_version
 from tests.profiling.fake_tools import write_program
 from tests.profiling.models import write_mlp
@@ -221,23 +220,20 @@ def test_a_start_that_nsys_itself_lost_is_tried_once_more(fake: Path) -> None:
         record_program(["true"], fake / "x", time_limit_s=30)
 
 
-def test_a_raw_recording_without_an_importer_says_what_is_missing(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_raw_recording_is_imported_first_and_without_an_importer_says_what_is_missing(
+    fake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     raw = fake / "x.qdstrm"
     raw.touch()
-    monkeypatch.setattr(nsys, "find_importer", lambda _: None)
+    monkeypatch.setattr(nsys, "_IMPORTER_PLACES", ("lib/host-linux-*/QdstrmImporter",))
     with pytest.raises(UnavailableError, match="nsys's importer is not installed"), export_report(raw):
         pass
+    (fake / "lib" / "host-linux-x64").mkdir(parents=True)
+    write_program(fake / "lib" / "host-linux-x64" / "QdstrmImporter", 'touch "$4"')
+    with export_report(raw) as sqlite:
+        assert sqlite.is_file()
     with pytest.raises(InputError, match="no such file"), export_report(fake / "none.nsys-rep"):
         pass
-
-
-def test_the_importer_is_found_where_debian_puts_it(tmp_path: Path) -> None:
-    binary = tmp_path / "usr/lib/x86_64-linux-gnu/nsight-systems/target-linux-x64/nsys"
-    importer = tmp_path / "usr/lib/nsight-systems/host-linux-x64/QdstrmImporter"
-    for path in (binary, importer):
-        path.parent.mkdir(parents=True)
-        path.touch()
-    assert find_importer(binary) == importer
 
 
 def test_a_report_that_nsys_refuses_is_named(fake: Path) -> None:
@@ -278,31 +274,31 @@ def test_the_real_nsys_records_and_exports_a_run_on_the_cpu(tmp_path: Path) -> N
 
 def test_what_it_prints_is_kept_in_order(tmp_path: Path) -> None:
     tool = write_program(tmp_path / "tool", "echo one; echo two >&2; echo three")
-    printed = run_tool([str(tool)], log=tmp_path / "log", time_limit_s=30)
+    printed = run_tool([str(tool)], time_limit_s=30)
     assert printed.split() == ["one", "two", "three"]
 
 
 def test_a_tool_that_dies_shows_its_last_words_and_where_the_rest_is(tmp_path: Path) -> None:
     tool = write_program(tmp_path / "tool", "echo 'Error: no such device' >&2; echo bye; exit 7")
     with pytest.raises(UnavailableError, match=r"tool failed \(exit code 7\): Error: no such device \(log: .*log\)"):
-        run_tool([str(tool)], log=tmp_path / "log", time_limit_s=30)
+        run_tool([str(tool)], time_limit_s=30)
 
 
 def test_a_tool_that_is_killed_names_the_signal(tmp_path: Path) -> None:
     tool = write_program(tmp_path / "tool", "kill -SEGV $$")
     with pytest.raises(UnavailableError, match="signal SIGSEGV"):
-        run_tool([str(tool)], log=tmp_path / "log", time_limit_s=30)
+        run_tool([str(tool)], time_limit_s=30)
 
 
 def test_a_known_complaint_is_said_with_its_cure(tmp_path: Path) -> None:
     tool = write_program(tmp_path / "ncu", "echo '==ERROR== ERR_NVGPUCTRPERM - no permission'; exit 1")
     with pytest.raises(UnavailableError, match="RestrictProfilingToAdminUsers"):
-        run_tool([str(tool)], log=tmp_path / "log", time_limit_s=30, explain=known_failure)
+        run_tool([str(tool)], time_limit_s=30, explain=known_failure)
 
 
 def test_a_tool_that_is_not_there_cannot_be_started(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match=r"cannot start nowhere: No such file"):
-        run_tool([str(tmp_path / "nowhere")], log=tmp_path / "log", time_limit_s=30)
+        run_tool([str(tmp_path / "nowhere")], time_limit_s=30)
 
 
 @pytest.mark.parametrize("stubborn", ["", "trap '' TERM; "], ids=["", "ignores SIGTERM"])
@@ -315,14 +311,14 @@ def test_a_tool_that_hangs_is_ended_with_all_its_children(
         tmp_path / "tool", f"{stubborn}echo working; sleep 600 & echo $! > {pid_file}; wait; sleep 600"
     )
     with pytest.raises(UnavailableError, match=r"did not end within 1 s and was ended: working \(log: "):
-        run_tool([str(tool)], log=tmp_path / "log", time_limit_s=1)
+        run_tool([str(tool)], time_limit_s=1)
     assert _wait_for_end(int(pid_file.read_text()))
 
 
-def test_the_log_of_one_that_failed_outlives_the_directory_of_the_run(tmp_path: Path) -> None:
+def test_the_log_of_one_that_failed_is_kept(tmp_path: Path) -> None:
     tool = write_program(tmp_path / "tool", "seq 3000; echo 'error: at the end'; exit 3")
-    with tempfile.TemporaryDirectory() as directory, pytest.raises(UnavailableError) as raised:
-        run_tool([str(tool)], log=Path(directory) / "log", time_limit_s=30)
+    with pytest.raises(UnavailableError) as raised:
+        run_tool([str(tool)], time_limit_s=30)
     log = Path(raised.value.fix.removeprefix("log: "))
     try:
         assert log.read_text().startswith("1\n2\n") and log.read_text().endswith("error: at the end\n")
@@ -356,7 +352,7 @@ def test_a_tool_that_fails_hangs_or_is_not_there_has_no_answer(tmp_path: Path, m
 def test_children_that_a_tool_leaves_behind_are_ended(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     tool = write_program(tmp_path / "tool", f"sleep 600 & echo $! > {pid_file}")
-    run_tool([str(tool)], log=tmp_path / "log", time_limit_s=30)
+    run_tool([str(tool)], time_limit_s=30)
     assert _wait_for_end(int(pid_file.read_text()))
 
 
