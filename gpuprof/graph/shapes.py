@@ -19,7 +19,7 @@ from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from gpuprof.domain.model import Tensor
 from gpuprof.errors import InputError
-from gpuprof.graph.element_types import dtype_name, elem_type
+from gpuprof.graph.element_types import dtype_name, elem_type, runtime_types
 from gpuprof.graph.file import MOST_ELEMENTS
 from gpuprof.graph.nodes import (
     MOST_VALUES,
@@ -31,7 +31,6 @@ from gpuprof.graph.nodes import (
     name_loop,
     used_names,
 )
-from gpuprof.graph.runtime_types import runtime_types
 
 #: Ops with data-dependent output sizes, replaced by the largest possible size.
 _AT_MOST = {"NonZero", "Compress", "Unique", "NonMaxSuppression"}

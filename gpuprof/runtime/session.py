@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.errors import InputError, UnavailableError, install_hint, runtime_errors
-from gpuprof.graph.runtime_types import FATAL_ONLY
+from gpuprof.graph.element_types import FATAL_ONLY
 from gpuprof.runtime.providers import CUDA_OPTIONS, ORT_CPU, ORT_CUDA, ORT_TENSORRT, check_provider, load_cuda_libraries
 
 if TYPE_CHECKING:

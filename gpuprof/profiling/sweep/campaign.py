@@ -24,7 +24,7 @@ from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.profiling.collector import Collected, Collector, record_dims, record_variants
-from gpuprof.profiling.cpu.ceilings import SOURCE, measure_ceilings
+from gpuprof.profiling.cpu.ort import SOURCE, measure_ceilings
 from gpuprof.profiling.worker.job import DEFAULT_LIMITS, Job, Request, TimingLimits
 from gpuprof.profiling.worker.process import Worker
 from gpuprof.profiling.worker.tasks import WorkerSetup, check_model

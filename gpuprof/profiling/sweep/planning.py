@@ -167,7 +167,13 @@ def free_batch_model(model: NamedModel, batches: Sequence[int], directory: Path)
     except InputError:
         only = read_fixed_batch(model.path) or 1
         model.load_graph(only)  # an error at the model's own batch is reported as such
-        return replace(model, path=_free_copy(model.path, directory, only))
+        try:
+            return replace(model, path=ensure_dynamic_batch(model.path, directory))
+        except InputError as error:
+            fix = f"export the model with a dynamic batch, or measure it at the one that it has: --batch {only}"
+            if isinstance(error, NoBatchError):
+                fix = "measure it at batch 1: --batch 1"
+            raise InputError(error.message, fix) from error
     return model
 
 
@@ -189,16 +195,6 @@ def free_batch_or_keep(model: NamedModel, batches: Sequence[int], directory: Pat
         model.load_graph(only)
         why = f"{model.name} is measured at batch {only} alone: {error.message}"
         return replace(model, batches=(only,)), why
-
-
-def _free_copy(path: Path, directory: Path, only: int) -> Path:
-    try:
-        return ensure_dynamic_batch(path, directory)
-    except InputError as error:
-        fix = f"export the model with a dynamic batch, or measure it at the one that it has: --batch {only}"
-        if isinstance(error, NoBatchError):
-            fix = "measure it at batch 1: --batch 1"
-        raise InputError(error.message, fix) from error
 
 
 def parse_batches(text: str, what: str = "a batch size", most: int = _MAX_BATCH) -> tuple[int, ...]:

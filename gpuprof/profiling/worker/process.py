@@ -1,22 +1,30 @@
-"""Starts worker processes, calls functions in them, and ends them reliably.
+"""Worker processes: starting them, calling functions in them, ending them reliably; and the program that they run.
 
 A worker contains crashes, hangs and memory exhaustion of a model, and stays up for all batch sizes of a measurement.
+Its program is ``python -m gpuprof.profiling.worker.process CONNECTION``: the connection, an open file descriptor,
+carries the worker's setup, then tasks; each is answered by its result or its error. Given the name of a file from
+`task_command`, the program runs this task alone.
 """
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import os
 import pickle
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self
 
-from gpuprof.errors import UnavailableError
+from gpuprof.errors import GpuprofError, UnavailableError
+from gpuprof.machine.cgroup import confine_to_share
 from gpuprof.profiling.worker.tasks import Resident, WorkerSetup
 from gpuprof.runtime.module_command import module_command
 
@@ -26,7 +34,7 @@ Task = Callable[Concatenate[Resident, Arguments], Any]
 
 #: Time for a model of gigabytes from a cold disk; after it a silent worker is considered dead.
 PATIENCE_S = 600.0
-_PROGRAM = "gpuprof.profiling.worker.program"
+_PROGRAM = "gpuprof.profiling.worker.process"
 
 
 class Worker:
@@ -139,3 +147,51 @@ def task_command(
     """Return the command line of a program that runs a task alone, for a profiler; the task is written to ``file``."""
     file.write_bytes(pickle.dumps((setup, (task, arguments, options))))
     return module_command(_PROGRAM, str(file))
+
+
+def main(arguments: list[str]) -> int:
+    """Serve the connection, or run the task in the file; the error of a lone task is printed on stderr as a line."""
+    if arguments[0].isdecimal():
+        connection = Connection(int(arguments[0]))
+        with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
+            _serve(connection)
+        return 0
+    try:
+        setup, (task, parameters, options) = pickle.loads(Path(arguments[0]).read_bytes())
+        task(Resident(setup), *parameters, **options)
+    except GpuprofError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return 0
+
+
+def _serve(connection: Connection) -> None:
+    _die_with_parent()
+    setup: WorkerSetup = connection.recv()
+    importlib.import_module("onnxruntime")  # before the first baseline of memory, as in an idle server
+    try:
+        with confine_to_share(setup.part, setup.group) if setup.part else nullcontext():
+            resident = Resident(setup, connection)
+            while True:
+                if (call := connection.recv()) is None:  # a stop message for a task that has failed meanwhile
+                    continue
+                task, arguments, options = call
+                try:
+                    reply = task(resident, *arguments, **options)
+                except GpuprofError as error:
+                    reply = error
+                except MemoryError:
+                    reply = UnavailableError("out of memory", "try a smaller batch")
+                connection.send(reply)
+    except GpuprofError as error:  # of the share
+        connection.send(error)
+
+
+def _die_with_parent() -> None:
+    """Make the kernel kill this process when its parent ends."""
+    with suppress(OSError, AttributeError):  # Linux only; elsewhere the closed connection ends it, later
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG (prctl(2))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

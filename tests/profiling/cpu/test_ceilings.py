@@ -8,9 +8,8 @@ import pytest
 from gpuprof.domain.share import Share
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.machine.cgroup import own_cores
-from gpuprof.profiling.cpu import ceilings
-from gpuprof.profiling.cpu.ceilings import measure_ceilings
-from gpuprof.profiling.cpu.ort import OrtCollector
+from gpuprof.profiling.cpu import ort
+from gpuprof.profiling.cpu.ort import OrtCollector, measure_ceilings
 from gpuprof.profiling.sweep.campaign import Campaign
 from tests.profiling.requests import CPU, QUICK
 from tests.reruns import measures_in_real_time
@@ -20,8 +19,8 @@ pytestmark = measures_in_real_time
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ceilings, "_SIDE", 128)
-    monkeypatch.setattr(ceilings, "_SETS", (2**18, 2**20))
+    monkeypatch.setattr(ort, "_SIDE", 128)
+    monkeypatch.setattr(ort, "_SETS", (2**18, 2**20))
 
 
 def test_ceilings_are_measured_in_plausible_sizes() -> None:
@@ -31,7 +30,7 @@ def test_ceilings_are_measured_in_plausible_sizes() -> None:
     assert row.dram_bytes_per_s is not None and 1e8 < row.dram_bytes_per_s < 1e13
     assert row.float16_flops_per_s is None  # not measured: null
     sizes, rates = zip(*json.loads(row.reread_bytes_per_s or "[]"), strict=True)
-    assert sizes == ceilings._SETS and list(sizes) == sorted(sizes)
+    assert sizes == ort._SETS and list(sizes) == sorted(sizes)
     assert all(1e8 < rate < 1e13 for rate in rates)
 
 
