@@ -65,16 +65,10 @@ def measure_serving(database: KernelDb, device: Device, note: NoteCallback = say
         dram_bytes=device.dram_bytes,
         dram_bytes_per_s=device.dram_bytes_per_s,
         l2_bytes=device.l2_bytes,
-        request_ms=overhead.fixed_ms,
-        request_ms_per_mib=overhead.ms_per_mib,
-        handover_ms=overhead.handover_ms,
-        host_ms=overhead.host_ms,
-        host_ms_per_mib=overhead.host_ms_per_mib,
-        host_ms_busy=overhead.host_ms_busy,
         source="overhead measured: null models behind the router, requests one at a time, medians; rates computed",
     )
     run = replace(RunRow(run_id, started, device.name, _COLLECTOR, ""), **machine_columns())
-    database.append(Run(run, devices=[row]))
+    database.append(Run(run, devices=[replace(row, **overhead)]))
 
 
 def serving_overhead_ms(database: KernelDb | None, device: str, models: Iterable[str]) -> float:
@@ -142,24 +136,6 @@ _PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
-class RequestOverhead:
-    """Additional time of a request through serving, without any queue."""
-
-    fixed_ms: float  #: Latency of a request without content.
-    ms_per_mib: float  #: Additional latency for each MiB of input tensors.
-    handover_ms: float = 0.0  #: Part of ``fixed_ms`` for which the worker cannot run other batches.
-    #: ``host_ms``, ``host_ms_per_mib``: CPU time of router, machine process and client for a request, and the addition
-    #: for each MiB of its tensors.
-    host_ms: float = 0.0
-    host_ms_per_mib: float = 0.0
-    host_ms_busy: float = 0.0  #: The former where many requests come a second.
-
-    def of(self, request_bytes: float) -> float:
-        """Return the overhead in ms of a request with ``request_bytes`` of tensors."""
-        return self.fixed_ms + self.ms_per_mib * request_bytes / _MIB
-
-
-@dataclass(frozen=True, slots=True)
 class OverheadSample:
     """Median latency and CPU time by process of a request of one size, in ms."""
 
@@ -168,22 +144,22 @@ class OverheadSample:
     host_ms: float
 
 
-def measure_overhead(device: str) -> RequestOverhead:
-    """Measure for about ten seconds; the fastest of several repeats counts, since other load only adds time.
+def measure_overhead(device: str) -> dict[str, float]:
+    """Measure for about ten seconds; return the columns of the table ``devices`` about the cost of a request.
 
-    ``device``: name of this machine's CPU, on which the null models are served. Raises `UnavailableError` when the
-    server does not start here.
+    The fastest of several repeats counts, since other load only adds time. ``device``: name of this machine's CPU, on
+    which the null models are served. Raises `UnavailableError` when the server does not start here.
     """
     small, large = _measure_size(device, _SMALL_BYTES), _measure_size(device, _MIB)
     busy = _measure_size(device, _SMALL_BYTES, BUSY_RPS)
-    return RequestOverhead(
-        small.median_ms,
-        _per_mib(small.median_ms, large.median_ms),
-        min(small.worker_ms, small.median_ms),
-        small.host_ms,
-        _per_mib(small.host_ms, large.host_ms),
-        min(busy.host_ms, small.host_ms),
-    )
+    return {
+        "request_ms": small.median_ms,
+        "request_ms_per_mib": _per_mib(small.median_ms, large.median_ms),
+        "handover_ms": min(small.worker_ms, small.median_ms),
+        "host_ms": small.host_ms,
+        "host_ms_per_mib": _per_mib(small.host_ms, large.host_ms),
+        "host_ms_busy": min(busy.host_ms, small.host_ms),
+    }
 
 
 def _per_mib(small: float, large: float) -> float:

@@ -10,8 +10,9 @@ from gpuprof.kernel_db.schema import DeviceRow, ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.machine.cpu import local_cpu
 from gpuprof.pipeline import serving_cost as overhead
-from gpuprof.pipeline.serving_cost import RequestOverhead, measure_serving, serving_overhead_ms, serving_work
+from gpuprof.pipeline.serving_cost import measure_overhead, measure_serving, serving_overhead_ms, serving_work
 from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
+from tests.reruns import serves_in_real_time
 
 MIB = 1 << 20
 
@@ -85,9 +86,9 @@ def test_the_host_works_for_the_mean_request_where_it_is_the_only_machine(tmp_pa
 def test_it_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     devices: list[str] = []
 
-    def measure_cost(device: str) -> RequestOverhead:
+    def measure_cost(device: str) -> dict[str, float]:
         devices.append(device)
-        return RequestOverhead(0.25, 1.0)
+        return {"request_ms": 0.25, "request_ms_per_mib": 1.0, "handover_ms": 0.0}
 
     monkeypatch.setattr(overhead, "measure_overhead", measure_cost)
     db, device = KernelDb.create(tmp_path), local_cpu()
@@ -95,3 +96,15 @@ def test_it_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     measure_serving(db, device)
     assert devices == [device.name]
     assert serving_overhead_ms(db, device.name, []) == 0.25
+
+
+@pytest.mark.slow
+@serves_in_real_time
+def test_a_real_server_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overhead, "_DURATION_S", 0.4)
+    monkeypatch.setattr(overhead, "_REPEATS", 1)
+    measured = measure_overhead(local_cpu().name)
+    assert 0.0 < measured["request_ms"] < 10_000.0  # seconds where other programs occupy the processors
+    assert measured["request_ms_per_mib"] >= 0.0 and measured["host_ms_per_mib"] >= 0.0
+    assert 0.0 < measured["handover_ms"] <= measured["request_ms"]
+    assert 0.0 < measured["host_ms_busy"] <= measured["host_ms"] < 1000.0
