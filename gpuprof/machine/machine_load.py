@@ -1,4 +1,4 @@
-"""Use of this machine's cores by all programs, time stolen by the hypervisor, and late wake-ups.
+"""Use of this machine's cores by all programs, and time stolen by the hypervisor.
 
 A process that becomes runnable while its virtual core is descheduled waits for milliseconds: little on average, but it
 determines the 99th percentile of a latency.
@@ -7,13 +7,11 @@ determines the 99th percentile of a latency.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Collection
 from pathlib import Path
 
 _STAT = Path("/proc/stat")
 _ALL = "cpu"  # the kernel's sum over all cores
-_NAP_S = 0.002
 
 
 class MachineLoad:
@@ -63,16 +61,6 @@ class MachineLoad:
         names = [name for core in self._cores if (name := f"cpu{core}") in self._before and name in after]
         busy, total = (sum(after[name][place] - self._before[name][place] for name in names) for place in (0, 1))
         return (busy, total) if total > 0 else None
-
-
-def measure_lateness(seconds: float) -> float:
-    """Sleep repeatedly for ``seconds`` in all, and return the 99th percentile of the wake-up delay in milliseconds."""
-    late_ms = []
-    end = time.monotonic() + seconds
-    while (began := time.monotonic()) < end:
-        time.sleep(_NAP_S)
-        late_ms.append(1000.0 * (time.monotonic() - began - _NAP_S))
-    return sorted(late_ms)[-1 - len(late_ms) // 100] if late_ms else 0.0
 
 
 def _read_times(stat: Path) -> dict[str, tuple[int, int, int]]:

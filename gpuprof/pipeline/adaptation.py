@@ -12,7 +12,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InfeasibleError, InputError
-from gpuprof.pipeline.model_files import locate_files
+from gpuprof.pipeline.arguments import locate_files
 from gpuprof.pipeline.result import NoteCallback, say_nothing
 
 if TYPE_CHECKING:

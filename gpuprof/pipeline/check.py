@@ -16,14 +16,16 @@ from gpuprof.errors import InfeasibleError, InputError, UnavailableError
 from gpuprof.pipeline.arguments import (
     DemandsArgument,
     MapArgument,
+    find_changed,
+    locate_files,
     map_folder,
     map_label,
+    model_paths,
     name_demand,
     resolve_demands,
     resolve_map,
 )
 from gpuprof.pipeline.chains import expand_chains
-from gpuprof.pipeline.model_files import find_changed, locate_files, model_paths
 from gpuprof.pipeline.place import describe_routers
 from gpuprof.pipeline.recorded_problem import OtherTimes, collect_map_evidence
 from gpuprof.pipeline.result import NoteCallback, NoteList, Result, say_nothing

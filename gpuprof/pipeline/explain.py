@@ -12,8 +12,7 @@ from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.validation import Positive
 from gpuprof.errors import InputError, unknown_name
-from gpuprof.pipeline.arguments import MapArgument, map_folder, resolve_map
-from gpuprof.pipeline.model_files import locate_files
+from gpuprof.pipeline.arguments import MapArgument, locate_files, map_folder, resolve_map
 from gpuprof.pipeline.problem import DEFAULT_LIMIT_S
 from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing

@@ -13,8 +13,15 @@ from gpuprof.domain.map_sources import describe_basis, describe_turns, describe_
 from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.export.targets import check_target as check_target
 from gpuprof.export.targets import export as export_map
-from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, map_label, resolve_map
-from gpuprof.pipeline.model_files import locate_files, require_planned_files
+from gpuprof.pipeline.arguments import (
+    MapArgument,
+    PathArgument,
+    locate_files,
+    map_folder,
+    map_label,
+    require_planned_files,
+    resolve_map,
+)
 from gpuprof.pipeline.recorded_problem import collect_map_evidence
 from gpuprof.pipeline.result import NoteCallback, NoteList, Result, say_nothing
 from gpuprof.placement.feasibility import check_layout

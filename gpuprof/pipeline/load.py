@@ -6,7 +6,9 @@ through the simulator, which follows the router's own rules, early refusal among
 
 from __future__ import annotations
 
+import ipaddress
 import math
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,14 +38,23 @@ from gpuprof.load.load import (
 )
 from gpuprof.load.report import ModelResult
 from gpuprof.load.target import Target, describe_assumed
+from gpuprof.machine.cgroup import own_cores
 from gpuprof.machine.cores import allowed_cores, avoiding_cores
-from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
-from gpuprof.pipeline.machine_check import check_machine, describe_stolen, is_local, worker_cores
-from gpuprof.pipeline.model_files import locate_files, require_planned_files
+from gpuprof.machine.machine_load import MachineLoad
+from gpuprof.pipeline.arguments import (
+    MapArgument,
+    PathArgument,
+    locate_files,
+    map_folder,
+    optional_path,
+    require_planned_files,
+    resolve_map,
+)
 from gpuprof.pipeline.recorded_problem import time_map_by
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.pipeline.settings import DataFiles, Dims, Settings, option
 from gpuprof.pipeline.verdicts import SloVerdict, keeps_objective, require_kept, write_results
+from gpuprof.rules.cpu_slices import plan_shared_slices
 from gpuprof.rules.host_work import host_work_of_plan
 from gpuprof.serving.transport.security import read_token
 from gpuprof.simulator.cluster import SimulationOptions
@@ -59,6 +70,10 @@ if TYPE_CHECKING:
 DEFAULT_URL = "http://127.0.0.1:8000"
 #: Relative error of the predicted p99 above which its cause is reported.
 FAR_OFF = 0.15
+#: Busy cores of other programs up to this number, over a time in seconds, are normal background activity.
+_BUSY_CORES, _WATCH_S = 0.25, 0.5
+#: Stolen fraction of the CPU time above which the 99th percentile is affected.
+_STOLEN_PART = 0.005
 #: A rate below the capability of no machine.
 _Rate = Annotated[float, Field(gt=0.0, lt=1e7)]
 #: Each concurrent request needs a connection, and systems often allow a process 1024 open files.
@@ -490,12 +505,12 @@ def load(
     time_s = f"{settings.warmup_s:g} + {settings.duration_s:g} s"
     notes.add(f"sending {_describe(streams)} to {server} for {time_s}")
     # Cores of the workers, which the client must avoid; empty unless server and client run on the same machine.
-    cores = worker_cores(resolved) if resolved is not None and is_local(target.host) else frozenset()
+    cores = worker_cores(resolved) if resolved is not None and _is_local(target.host) else frozenset()
     schedules = plan_load(target, streams, settings)
     enough = len(schedules) <= len(allowed_cores() - cores)
     with avoiding_cores(cores if enough else ()):
         if resolved is not None and cores and resolved.planned_with.host.host_cores:
-            notes.add(*check_machine().notes())
+            notes.add(*filter(None, [_describe_busy_cores()]))
         with report_elapsed(progress, "sending requests", settings.warmup_s + settings.duration_s):
             outcome = run_load(target, streams, settings, schedules)
     result = LoadResult(
@@ -573,7 +588,7 @@ def _list_warnings(measured: LoadResult) -> Iterator[str]:
         if result.client_is_limit:
             lag_ms = result.lag_p99_ms
             yield f"{result.model}: the client sent late (p99 {lag_ms:.1f} ms): it is part of these latencies"
-    if (remark := describe_stolen(measured.outcome.stolen)) is not None:
+    if (remark := _describe_stolen(measured.outcome.stolen)) is not None:
         yield f"while requests were sent, {remark}"
     for row in measured.rows():
         error = row["p99_ms_error"]
@@ -687,3 +702,51 @@ def _predict_model(outcome: ModelOutcome, requests: int, seconds: float, handove
         each * outcome.missed["refused"],
         None if service_ms is None else max(0.0, service_ms - handover_ms),
     )
+
+
+def _describe_busy_cores() -> str | None:
+    """Return a remark on cores that other programs keep busy, after half a second; None where there are none."""
+    load = MachineLoad(allowed_cores())
+    time.sleep(_WATCH_S)
+    busy = load.busy_cores()
+    if busy is None or busy <= _BUSY_CORES:
+        return None
+    return (
+        f"something else keeps {busy:.1f} of this machine's {len(allowed_cores())} cores busy: expect longer latencies "
+        "than predicted"
+    )
+
+
+def _describe_stolen(part: float | None) -> str | None:
+    """Return a remark on the CPU time stolen by the hypervisor; None where it is negligible."""
+    if part is None or part <= _STOLEN_PART:
+        return None
+    return (
+        f"the hypervisor gave {100.0 * part:.1f}% of this machine's time to others: what was due then waited "
+        "for milliseconds, which no prediction covers and which p99 shows first"
+    )
+
+
+def _is_local(host: str) -> bool:
+    """Return whether this name or address is this machine's own loopback."""
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(host.strip("[]"))).is_loopback
+    except (OSError, ValueError):
+        return host.strip("[]") == "::1"
+
+
+def worker_cores(deployment: DeploymentMap) -> frozenset[int]:
+    """Return the cores of this machine held by the workers of a map if served here; empty if impossible."""
+    if len(deployment.nodes) != 1:
+        return frozenset()
+    shares = [
+        (replica.sm_share_pct, replica.turns)
+        for gpu in deployment.nodes[0].gpus
+        if gpu.device.startswith("cpu") and not gpu.index
+        for partition in gpu.partitions
+        for replica in partition.replicas
+    ]
+    try:
+        return frozenset(core for part in plan_shared_slices(shares, own_cores()) for core in part.cores)
+    except InputError:
+        return frozenset()

@@ -30,11 +30,11 @@ from gpuprof.pipeline.arguments import (
     MapArgument,
     PathArgument,
     optional_path,
+    relate_files,
     resolve_demands,
     resolve_map,
 )
 from gpuprof.pipeline.chains import plan_chains
-from gpuprof.pipeline.model_files import relate_files
 from gpuprof.pipeline.problem import DEFAULT_LIMIT_S, PlanningOptions, build_problem, plan_map
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.pipeline.settings import Settings, option

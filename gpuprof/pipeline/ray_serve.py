@@ -21,7 +21,7 @@ from gpuprof.errors import InputError, UnavailableError
 from gpuprof.export.bundle import is_cpu
 from gpuprof.export.ray_serve import MAX_REQUESTS, ROUTER, deployment_names
 from gpuprof.machine.gpu_share import VISIBLE
-from gpuprof.pipeline.model_files import locate_files
+from gpuprof.pipeline.arguments import locate_files
 from gpuprof.pipeline.serve import MapServer, ServeSettings, serve
 
 #: Headers of the connection rather than of its content (RFC 9110, 7.6.1), and headers that the next hop sets itself.

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.sizes import mixed_name, name_parts
 from gpuprof.errors import InputError
-from gpuprof.pipeline.arguments import PathArgument
-from gpuprof.pipeline.model_files import locate_files, model_paths
+from gpuprof.pipeline.arguments import PathArgument, locate_files, model_paths
 from gpuprof.pipeline.problem import make_queueing
 from gpuprof.pipeline.result import NoteCallback, say_nothing
 from gpuprof.pipeline.settings import DEVICE_FILE, PRECISION, RUNTIME, Settings, option

@@ -27,8 +27,7 @@ from gpuprof.domain.map_file import read_map, write_map
 from gpuprof.domain.plural import count_of
 from gpuprof.domain.validation import Count, Port, Positive
 from gpuprof.errors import GpuprofError, InfeasibleError, InputError, UnavailableError, UnstableError, unknown_name
-from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
-from gpuprof.pipeline.model_files import locate_files
+from gpuprof.pipeline.arguments import MapArgument, PathArgument, locate_files, map_folder, optional_path, resolve_map
 from gpuprof.pipeline.result import NoteCallback, Result, say_nothing
 from gpuprof.pipeline.settings import Settings, option
 from gpuprof.runtime.module_command import module_command

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_file import parse_map
@@ -144,7 +144,7 @@ class OverheadSample:
     host_ms: float
 
 
-def measure_overhead(device: str) -> dict[str, float]:
+def measure_overhead(device: str) -> dict[str, Any]:
     """Measure for about ten seconds; return the columns of the table ``devices`` about the cost of a request.
 
     The fastest of several repeats counts, since other load only adds time. ``device``: name of this machine's CPU, on

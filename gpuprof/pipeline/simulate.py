@@ -16,8 +16,7 @@ from gpuprof.domain.map_sources import describe_basis, record_basis
 from gpuprof.domain.validation import NotNegative, Positive, Seed
 from gpuprof.errors import GpuprofError, InfeasibleError, InputError, unknown_name
 from gpuprof.estimators.builtin import DEFAULT
-from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
-from gpuprof.pipeline.model_files import locate_files
+from gpuprof.pipeline.arguments import MapArgument, PathArgument, locate_files, map_folder, optional_path, resolve_map
 from gpuprof.pipeline.problem import plan_map
 from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem, time_map_by
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.machine.cgroup import own_cores
-from gpuprof.pipeline.machine_check import MachineCheck, worker_cores
+from gpuprof.pipeline.load import worker_cores
 from tests.simulator.maps import make_map, replica
 
 
@@ -21,16 +21,3 @@ def test_the_workers_cores_are_those_that_the_server_gives_them() -> None:
     assert worker_cores(one_cpu(100.0)) == set(cores)
     assert worker_cores(one_cpu(80.0, 80.0)) == frozenset()
     assert worker_cores(make_map([[replica("m", [10.0])]])) == frozenset()  # a GPU
-
-
-def test_a_busy_machine_is_reported() -> None:
-    (note,) = MachineCheck(1.4).notes()
-    assert "1.4 of this machine's" in note
-    assert not list(MachineCheck(None).notes())
-
-
-def test_a_machine_that_wakes_up_late_or_whose_hypervisor_takes_time_is_told_of() -> None:
-    late, stolen = MachineCheck(0.0, 10.5, 0.018).notes()
-    assert late.startswith("1% of the wake-ups on this machine are 10.5 ms late or more")
-    assert stolen.startswith("before anything was sent, the hypervisor gave 1.8% of this machine's time to others")
-    assert not list(MachineCheck(0.0, 0.3, 0.002).notes())
