@@ -18,7 +18,8 @@ SUFFIXES = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum
 
 
 def test_the_dashboard_asks_only_for_what_the_server_says(null_server: RunningServer) -> None:
-    null_server.infer("small", [1.0])
+    for model, size in (("small", 1), ("large", 150_000)):
+        assert null_server.infer(model, [1.0] * size)[0] == 200
     null_server.get("/nowhere")
     text = null_server.get("/metrics")[1].decode()
     families = list(text_string_to_metric_families(text))

@@ -25,14 +25,7 @@ from gpuprof.domain.estimate import BEYOND_SEEN, INTERPOLATED, MEASURED
 from gpuprof.domain.map_file import write_map
 from gpuprof.errors import GpuprofError, UnavailableError
 from gpuprof.serving.change.window import Bounds, Departure, ObservedLoad, ServiceCounts, find_departure, read_planned
-from gpuprof.serving.router.neighbour_times import (
-    BatchTimes,
-    NeighbourCost,
-    attribute_times,
-    count_batches,
-    list_replica_times,
-    sum_times,
-)
+from gpuprof.serving.router.neighbour_times import BatchTimes, count_batches, find_neighbour_slowdowns, sum_times
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.watch.logs import LOGGER
@@ -162,29 +155,17 @@ class Adapter:
             rates[model] = max(measured, 0.01 * rates[model])
             if observed.slowdown is None or reason not in (Departure.LATENCY, Departure.QUICK, Departure.SLO):
                 continue
-            own_slowdown = self._own_slowdown(model, observed, reason)
-            if own_slowdown is not None:
-                slowdowns[model] = slowdowns.get(model, 1.0) * own_slowdown
-            if own_slowdown != observed.slowdown and observed.neighbours is not None:
-                for neighbour, factor in observed.neighbours.beside.items():
-                    beside[model, neighbour] = max(1.0, factor) * beside.get((model, neighbour), 1.0)
+            if not observed.beside or reason is Departure.QUICK or not self._is_measured(model):
+                slowdowns[model] = slowdowns.get(model, 1.0) * observed.slowdown
+                continue
+            for neighbour, factor in observed.beside.items():
+                beside[model, neighbour] = max(1.0, factor) * beside.get((model, neighbour), 1.0)
         return Load(rates, slowdowns, beside)
 
-    def _own_slowdown(self, model: str, observed: ObservedLoad, reason: Departure) -> float | None:
-        """Return a model's own slow-down relative to the estimate; None: its neighbours are the cause.
-
-        Neighbours are the cause where the model's times were measured alone, or where replicas without neighbours
-        allow a comparison. Batches quicker than predicted say nothing about neighbours: their load may be below the
-        map's.
-        """
-        cost = observed.neighbours
-        if cost is None or not cost.beside or reason is Departure.QUICK:
-            return observed.slowdown
-        if cost.alone is not None:
-            return cost.alone
+    def _is_measured(self, model: str) -> bool:
+        """Return whether a model's times without neighbours were measured, so that its neighbours are what slows it."""
         sources = [replica.predicted.source for *_, replica in self._deployment.places() if replica.model == model]
-        is_measured = bool(sources) and all(source.startswith((MEASURED, INTERPOLATED)) for source in sources)
-        return None if is_measured else observed.slowdown
+        return bool(sources) and all(source.startswith((MEASURED, INTERPOLATED)) for source in sources)
 
     def _is_same_as_last(self, load: Load, reasons: Mapping[str, Departure]) -> bool:
         last = self._asked
@@ -204,7 +185,7 @@ class Adapter:
                 "rate_rps": round(loads[model].window.rate_rps, 2),
                 "planned_rps": round(self._deployment.models[model].rate_rps, 2),
                 "slowdown": None if (ratio := loads[model].slowdown) is None else round(ratio, 3),
-                "slowdown_beside": _round_factors(loads[model].neighbours),
+                "slowdown_beside": {peer: round(factor, 3) for peer, factor in loads[model].beside.items()},
                 "p99_ms": None if (p99 := loads[model].window.percentile_ms(99.0)) is None else round(p99, 1),
                 "slo_ms": self._deployment.models[model].slo_ms,
             }
@@ -294,16 +275,14 @@ class LoadMeter:
         now = time.monotonic()
         seconds, self._at = max(1e-6, now - self._at), now
         models = self._router.list_models()
-        before, self._counted = (
-            self._counted,
-            {model.name: ServiceCounts.of(model.list_statistics()) for model in models},
-        )
+        before = self._counted
+        self._counted = {model.name: ServiceCounts.of(model.list_statistics()) for model in models}
         slowdowns = {model.name: self._slowdown(model) for model in models}
-        neighbours = attribute_times(list_replica_times(models, self._batches))
+        beside = find_neighbour_slowdowns(models, self._batches)
         replicas = [replica for model in models for replica in model.replicas]
         self._batches = {replica.plan.name: count_batches(replica) for replica in replicas}
         return {
-            name: ObservedLoad(before[name].until(counts, seconds), slowdowns[name], neighbours.get(name))
+            name: ObservedLoad(before[name].until(counts, seconds), slowdowns[name], beside.get(name, {}))
             for name, counts in self._counted.items()
             if name in before
         }
@@ -313,10 +292,6 @@ class LoadMeter:
         sums = [sum_times(replica, self._batches.get(replica.plan.name, {})) for replica in model.replicas]
         took_ns, predicted_ns = (sum(column) for column in zip(*sums, strict=True)) if sums else (0.0, 0.0)
         return took_ns / predicted_ns if predicted_ns > 0.0 else None
-
-
-def _round_factors(cost: NeighbourCost | None) -> dict[str, float]:
-    return {} if cost is None else {neighbour: round(factor, 3) for neighbour, factor in cost.beside.items()}
 
 
 def _list_beyond(deployment: DeploymentMap) -> list[str]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.serving.router.neighbour_times import NeighbourCost
 from gpuprof.serving.watch.statistics import BUCKETS_MS, ModelStatistics
 
 #: Standard deviations up to which a deviation is attributed to chance.
@@ -142,8 +141,8 @@ class ObservedLoad:
     window: ServiceWindow
     #: Measured over predicted time of batches of the same sizes; None without batches.
     slowdown: float | None
-    #: Part of the slow-down caused by the neighbours; None: not analysed, or no batches.
-    neighbours: NeighbourCost | None = None
+    #: Slow-down by each neighbour, if the neighbours are the cause of the slow-down.
+    beside: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_planned(deployment: DeploymentMap, model: str) -> PlannedLoad:

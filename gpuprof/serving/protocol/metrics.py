@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from gpuprof.serving.router.neighbour_times import attribute_times, list_replica_times
+from gpuprof.serving.router.neighbour_times import find_neighbour_slowdowns
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_replica import ServedReplica
 from gpuprof.serving.watch.statistics import BUCKETS_MS, STAGES, ModelStatistics, ProtocolFigures
@@ -35,8 +35,8 @@ class RouterCollector(Collector):
             for replica in model.replicas:
                 _add_replica(families, model.name, replica, now)
         _add_places(families, [replica for model in models for replica in model.replicas])
-        for name, cost in sorted(attribute_times(list_replica_times(models)).items()):
-            for neighbour, factor in cost.beside.items():
+        for name, slowdowns in sorted(find_neighbour_slowdowns(models).items()):
+            for neighbour, factor in slowdowns.items():
                 help_text = "Ratio of batch time to planned batch time, by running neighbours"
                 families.gauge("gpuprof_neighbour_slowdown_ratio", help_text, factor, model=name, beside=neighbour)
         used = self._router.arena.used

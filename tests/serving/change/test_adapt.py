@@ -24,7 +24,6 @@ from gpuprof.load.target import Target
 from gpuprof.serving.change import adapt
 from gpuprof.serving.change.adapt import Adapter, AdaptSettings, Load, Replanner
 from gpuprof.serving.change.window import ObservedLoad
-from gpuprof.serving.router.neighbour_times import NeighbourCost
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
 from tests.reruns import serves_in_real_time
@@ -116,8 +115,8 @@ def test_slowdowns_go_to_the_placer_and_add_up(player: Played) -> None:
     assert [load.slowdowns["m"] for load in player.asked] == pytest.approx([1.5, 3.0])
 
 
-def beside(load: ObservedLoad, heavy: float, alone: float | None = None) -> ObservedLoad:
-    return replace(load, neighbours=NeighbourCost(alone, {"heavy": heavy}))
+def beside(load: ObservedLoad, heavy: float) -> ObservedLoad:
+    return replace(load, beside={"heavy": heavy})
 
 
 def test_a_neighbour_that_slows_a_measured_model_is_corrected_as_a_pair(player: Played) -> None:
@@ -125,12 +124,6 @@ def test_a_neighbour_that_slows_a_measured_model_is_corrected_as_a_pair(player: 
     player.see(100.0, *[beside(observe_window(100.0, 1.5), 1.5)] * 2, *[beside(observe_window(100.0, 1.4), 1.4)] * 2)
     assert [dict(load.slowdowns) for load in player.asked] == [{}, {}]
     assert [load.beside["m", "heavy"] for load in player.asked] == pytest.approx([1.5, 2.1])
-
-
-def test_what_replicas_alone_take_longer_is_the_models_own(player: Played) -> None:
-    player.see(100.0, *[beside(observe_window(100.0, 1.8), 1.5, alone=1.3)] * 2)
-    (load,) = player.asked
-    assert (load.slowdowns, load.beside) == ({"m": 1.3}, {("m", "heavy"): 1.5})
 
 
 def test_times_that_were_only_predicted_are_corrected_themselves(player: Played) -> None:
