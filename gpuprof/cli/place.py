@@ -112,7 +112,6 @@ def print_map(result: PlaceResult, chosen: Format) -> None:
     from gpuprof.domain.map_sources import (
         describe_basis,
         describe_certainty,
-        describe_requirements,
         describe_sources,
         record_basis,
         summarize_map,
@@ -136,9 +135,8 @@ def print_map(result: PlaceResult, chosen: Format) -> None:
         print_text(summarize_map(deployment))
         if sources := describe_sources(deployment):
             print_text(f"Times: {sources}. {describe_certainty(deployment)}")
-        for line in filter(None, (describe_basis(deployment), describe_requirements(deployment))):
-            begins = line[0] if "_" in line.split()[0] else line[0].upper()  # names of metrics are as they are
-            print_text(f"{begins}{line[1:]}.")
+        if basis := describe_basis(deployment):
+            print_text(f"{basis[0].upper()}{basis[1:]}.")
 
 
 def parse_pairs(options: Sequence[str]) -> dict[str, str]:

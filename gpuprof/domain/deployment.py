@@ -9,7 +9,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import quote
@@ -450,20 +449,6 @@ class DeploymentMap(_MapElement):
     def to_json(self) -> str:
         """Return the map as indented JSON with a final newline."""
         return json.dumps(self.model_dump(mode="json", by_alias=True), indent=1, ensure_ascii=False) + "\n"
-
-
-def read_creation_time(text: str) -> datetime:
-    """Return the creation time recorded in a map; UTC where it has no time zone.
-
-    Raises `InputError` when the text is not an ISO 8601 date and time.
-    """
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise InputError(
-            f"a time of creation must be a date and time as in ISO 8601 but got {text!r}", "as 2026-01-31T12:00:00Z"
-        ) from None
-    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
 def share_of(partition: Partition, replica: Replica) -> Share:

@@ -122,43 +122,6 @@ def describe_basis(deployment: DeploymentMap) -> str:
     return "; ".join(clauses)
 
 
-def describe_requirements(deployment: DeploymentMap) -> str:
-    """Return a line on predicted compute and memory requirements, with their intervals.
-
-    Empty where the policy did not use requirements, or all were profiled.
-    """
-    requirements: dict[str, None] = {}
-    metrics: dict[str, None] = {}
-    for _, gpu, _, replica in deployment.places():
-        creq = replica.predicted.creq
-        if creq is None or classify_source(creq.source) in (MEASURED, INTERPOLATED, COMPUTED):
-            continue
-        metrics[creq.metric] = None
-        interval = "" if creq.interval_pct is None else " ({:.0f} to {:.0f})".format(*creq.interval_pct)
-        requirements[f"{replica.model} at batch {replica.batch} {creq.pct:.0f}%{interval} of {gpu.device}"] = None
-    sentences = [f"{' and '.join(metrics)} predicted, not profiled: {'; '.join(requirements)}."] if requirements else []
-    memory = _describe_memory(deployment)
-    return " ".join([*sentences, *([f"Mreq predicted, not measured: {memory}."] if memory else [])]).removesuffix(".")
-
-
-def _describe_memory(deployment: DeploymentMap) -> str:
-    """Return the predicted memory requirements of replicas, with their intervals."""
-    needs: dict[str, None] = {}
-    for _, gpu, _, replica in deployment.places():
-        mreq, planned_bytes = replica.predicted.mreq, replica.predicted.memory_bytes
-        if mreq is None or classify_source(mreq.source) in (MEASURED, INTERPOLATED, COMPUTED):
-            continue
-        range_text = "" if mreq.interval_bytes is None else " ({:.3g} to {:.3g})".format(*_gib(*mreq.interval_bytes))
-        (need,) = _gib(mreq.bytes)
-        plan = "" if planned_bytes is None else f", planned with {_gib(planned_bytes)[0]:.3g}"
-        needs[f"{replica.model} at batch {replica.batch} on {gpu.device} {need:.3g} GiB{range_text}{plan}"] = None
-    return "; ".join(needs)
-
-
-def _gib(*sizes: float) -> tuple[float, ...]:
-    return tuple(size / 2**30 for size in sizes)
-
-
 def is_observed(deployment: DeploymentMap) -> bool:
     """Return whether all times of a map were measured stably, or interpolated between stable measurements."""
     return all(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from bench.baselines.alpaserve import AlpaServe
@@ -18,119 +20,41 @@ from gpuprof.placement.published.milp import Milp
 from gpuprof.placement.published.parvagpu import ParvaGpu
 from gpuprof.placement.published.usher import Usher
 
-
-class TestFirstFitDecreasing(PolicyContract):
-    def policy(self) -> Policy:
-        return FirstFitDecreasing()
-
-
-class TestFirstFitDecreasingOnSlicedDevices(TestFirstFitDecreasing):
-    fleet = ((sliced_device(), None),)
-
-
-class TestFirstFitDecreasingOnTwoKinds(TestFirstFitDecreasing):
-    fleet = ((sliced_device(), None), (plain_device(), None))
-
-
-class TestParvaGpu(PolicyContract):
-    fleet = ((sliced_device(), None),)
-
-    def policy(self) -> Policy:
-        return ParvaGpu()
-
-
-class TestParvaGpuSingleUnoptimized(TestParvaGpu):
-    def policy(self) -> Policy:
-        return ParvaGpu(single=True, unoptimized=True)
-
-
-class TestOptimal(PolicyContract):
-    def policy(self) -> Policy:
-        return Optimal()
-
-
-@pytest.mark.slow
-class TestOptimalOnSlicedDevices(TestOptimal):
-    fleet = ((sliced_device(), None),)
+SLICED, BOTH = ((sliced_device(), None),), ((sliced_device(), None), (plain_device(), None))
+HALF_BUDGET = Options(latency_budget=0.5)
+#: Test class -> policy, and fields of the contract.
+CASES: dict[str, tuple[Callable[[], Policy], dict[str, object]]] = {
+    "FirstFitDecreasing": (FirstFitDecreasing, {}),
+    "FirstFitDecreasingOnSlicedDevices": (FirstFitDecreasing, {"fleet": SLICED}),
+    "FirstFitDecreasingOnTwoKinds": (FirstFitDecreasing, {"fleet": BOTH}),
+    "ParvaGpu": (ParvaGpu, {"fleet": SLICED}),
+    "ParvaGpuSingleUnoptimized": (lambda: ParvaGpu(single=True, unoptimized=True), {"fleet": SLICED}),
+    "Optimal": (Optimal, {}),
+    "OptimalOnSlicedDevices": (Optimal, {"fleet": SLICED}),
+    "OptimalOnTwoKinds": (Optimal, {"fleet": BOTH}),
+    "Usher": (Usher, {}),
+    "UsherOnTwoKinds": (Usher, {"fleet": BOTH}),
+    "Milp": (Milp, {"fleet": ((plain_device(), 8),), "many": 10}),
+    "Igniter": (Igniter, {}),
+    "IgniterByThePapersRule": (Igniter, {"options": HALF_BUDGET}),
+    "Gpulet": (Gpulet, {}),
+    "GpuletInTurn": (lambda: Gpulet(temporal=True), {}),
+    "Gslice": (Gslice, {}),
+    "GsliceByThePapersRule": (Gslice, {"options": HALF_BUDGET}),
+    "MigServing": (MigServing, {"fleet": SLICED}),
+    "Shepherd": (Shepherd, {}),
+    "ShepherdOnSlicedDevices": (Shepherd, {"fleet": SLICED}),
+    "AlpaServe": (AlpaServe, {}),
+    "AlpaServeOnSlicedDevices": (AlpaServe, {"fleet": SLICED}),
+    "ParisElsa": (ParisElsa, {"fleet": SLICED}),
+}
 
 
-@pytest.mark.slow
-class TestOptimalOnTwoKinds(TestOptimal):
-    fleet = ((sliced_device(), None), (plain_device(), None))
+def make_contract(name: str, make_policy: Callable[[], Policy], fields: dict[str, object]) -> type[PolicyContract]:
+    """Return the contract's test class for a policy; the slow policies' are marked."""
+    members = {"policy": lambda self: make_policy(), "__module__": __name__, **fields}
+    contract = type(f"Test{name}", (PolicyContract,), members)
+    return pytest.mark.slow(contract) if name.startswith("OptimalOn") else contract
 
 
-class TestUsher(PolicyContract):
-    def policy(self) -> Policy:
-        return Usher()
-
-
-class TestUsherOnTwoKinds(TestUsher):
-    fleet = ((sliced_device(), None), (plain_device(), None))
-
-
-class TestMilp(PolicyContract):
-    fleet = ((plain_device(), 8),)
-    many = 10
-
-    def policy(self) -> Policy:
-        return Milp()
-
-
-class TestIgniter(PolicyContract):
-    def policy(self) -> Policy:
-        return Igniter()
-
-
-class TestIgniterByThePapersRule(TestIgniter):
-    options = Options(latency_budget=0.5)
-
-
-class TestGpulet(PolicyContract):
-    def policy(self) -> Policy:
-        return Gpulet()
-
-
-class TestGpuletInTurn(TestGpulet):
-    def policy(self) -> Policy:
-        return Gpulet(temporal=True)
-
-
-class TestGslice(PolicyContract):
-    def policy(self) -> Policy:
-        return Gslice()
-
-
-class TestGsliceByThePapersRule(TestGslice):
-    options = Options(latency_budget=0.5)
-
-
-class TestMigServing(PolicyContract):
-    fleet = ((sliced_device(), None),)
-
-    def policy(self) -> Policy:
-        return MigServing()
-
-
-class TestShepherd(PolicyContract):
-    def policy(self) -> Policy:
-        return Shepherd()
-
-
-class TestShepherdOnSlicedDevices(TestShepherd):
-    fleet = ((sliced_device(), None),)
-
-
-class TestAlpaServe(PolicyContract):
-    def policy(self) -> Policy:
-        return AlpaServe()
-
-
-class TestAlpaServeOnSlicedDevices(TestAlpaServe):
-    fleet = ((sliced_device(), None),)
-
-
-class TestParisElsa(PolicyContract):
-    fleet = ((sliced_device(), None),)
-
-    def policy(self) -> Policy:
-        return ParisElsa()
+globals().update({f"Test{name}": make_contract(name, *case) for name, case in CASES.items()})
