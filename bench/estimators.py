@@ -40,14 +40,12 @@ def search(database: Path) -> None:
     from sklearn.base import clone
     from sklearn.model_selection import GroupKFold
 
-    from gpuprof.estimators.learned.features import expected_features, expected_ns, fit_element_ns
+    from gpuprof.estimators.learned.features import expected_ns
     from gpuprof.estimators.learned.regressors import make_constituents
 
     data = _training(database)
     ops = data.ops
-    element_ns = fit_element_ns(ops.costs, ops.times_ns, ops.groups)
-    features = np.hstack([ops.features, expected_features(ops.costs, element_ns)])
-    target = np.log(ops.times_ns / expected_ns(ops.costs, element_ns))
+    features, target = ops.features, np.log(ops.times_ns / expected_ns(ops.features))
     folds = list(GroupKFold(min(6, len(data.architectures))).split(features, groups=ops.groups))
     for name, regressor in make_constituents().items():
         for values in _grid(GRIDS[name]):

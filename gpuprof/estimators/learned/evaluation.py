@@ -196,8 +196,8 @@ def _of_requirements(case: ModelCase, model: LearnedModel, rest: TrainingSet) ->
 
 def _of_ops(ops: OpTimes, model: LearnedModel, architecture: str) -> list[Prediction]:
     mask = np.array([group == architecture for group in ops.groups])
-    features, costs, measured = ops.features[mask], ops.costs.select_ops(mask), ops.times_ns[mask]
-    predicted = {name: model.predicted_ns(features, costs, name) for name in model.times}
+    features, measured = ops.features[mask], ops.times_ns[mask]
+    predicted = {name: model.predicted_ns(features, name) for name in model.times}
     predicted[ROOFLINE] = ops.least_ns[mask] + NODE_NS
     return [
         Prediction(UNSEEN, "op time", name, architecture, 0, float(true), float(predicted_ns))

@@ -24,17 +24,7 @@ from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, UnavailableError, install_hint, refuse_unwritable
 from gpuprof.estimators.conformal import interval_factor
-from gpuprof.estimators.learned.features import (
-    EXPECTED_FEATURES,
-    FEATURES,
-    OpCosts,
-    OpFacts,
-    costs_of,
-    expected_features,
-    expected_ns,
-    feature_matrix,
-    fit_element_ns,
-)
+from gpuprof.estimators.learned.features import EXPECTED_FEATURES, FEATURES, OpFacts, expected_ns, regressor_features
 from gpuprof.estimators.learned.regressors import MREQ, STACKED, fit_regressors, fit_requirements, predict_requirement
 from gpuprof.estimators.learned.training_set import (
     ModelCase,
@@ -61,9 +51,8 @@ class LearnedModel:
     """Regressors of op times and of memory of one device.
 
     ``times``: by name, with ``"stack"``; they predict logarithms over the expected time; empty where no op was
-    measured; ``memory``: None where no memory was measured; ``element_ns``: op type → time per element beyond the
-    device's rates; ``residuals``: empty: no intervals; ``requirements``: regressors of Creq by metric and of Mreq, see
-    `fit_requirements`.
+    measured; ``memory``: None where no memory was measured; ``residuals``: empty: no intervals; ``requirements``:
+    regressors of Creq by metric and of Mreq, see `fit_requirements`.
     """
 
     def __init__(
@@ -71,19 +60,18 @@ class LearnedModel:
         device: Device,
         times: Mapping[str, Any],
         memory: AllocationModel | None,
-        element_ns: Mapping[str, float],
         residuals: Residuals = MappingProxyType({}),
         requirements: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     ) -> None:
         self.requirements = requirements
-        self.device, self.times, self.memory, self.element_ns = device, times, memory, element_ns
+        self.device, self.times, self.memory = device, times, memory
         self.residuals = residuals
 
-    def predicted_ns(self, features: Array, costs: OpCosts, regressor: str = STACK) -> Array:
-        """Return the times of N executed ops from their features of shape (N, F) and their costs."""
-        log_ratio = self.times[regressor].predict(np.hstack([features, expected_features(costs, self.element_ns)]))
+    def predicted_ns(self, features: Array, regressor: str = STACK) -> Array:
+        """Return the times of N executed ops from their `regressor_features`."""
+        log_ratio = self.times[regressor].predict(features)
         # Clipped: a bad extrapolation to an unseen op must make it neither free nor dominant.
-        return np.asarray(np.exp(np.clip(log_ratio, -5.0, 8.0)) * expected_ns(costs, self.element_ns))
+        return np.asarray(np.exp(np.clip(log_ratio, -5.0, 8.0)) * expected_ns(features))
 
     def latency_ms(self, graph: ModelGraph, share: Share, regressor: str = STACK) -> float:
         """Return the sum of the ops' times: runtimes execute them one after another."""
@@ -94,8 +82,7 @@ class LearnedModel:
         times, execution = np.zeros(len(graph.ops)), _execution(graph)
         distinct = dict(zip(execution.kinds, execution.facts, strict=True))  # equal ops are predicted once
         if distinct:
-            features = feature_matrix([*distinct.values()], self.device, share)
-            predicted = self.predicted_ns(features, costs_of([*distinct.values()], self.device, share), regressor)
+            predicted = self.predicted_ns(regressor_features([*distinct.values()], self.device, share), regressor)
             by_kind = dict(zip(distinct, predicted, strict=True))
             times[list(execution.positions)] = [by_kind[kind] for kind in execution.kinds]
         return times
@@ -125,12 +112,10 @@ class LearnedModel:
 
 def fit(data: TrainingSet, names: Sequence[str] = STACKED) -> LearnedModel:
     """Fit the regressors, without intervals."""
-    ops, element_ns, times = data.ops, dict[str, float](), dict[str, Any]()
+    ops, times = data.ops, dict[str, Any]()
     if ops is not None:
-        element_ns = dict(fit_element_ns(ops.costs, ops.times_ns, ops.groups))
-        features = np.hstack([ops.features, expected_features(ops.costs, element_ns)])
-        target = np.log(ops.times_ns / expected_ns(ops.costs, element_ns))
-        times = dict(fit_regressors(features, target, ops.groups, names))
+        target = np.log(ops.times_ns / expected_ns(ops.features))
+        times = dict(fit_regressors(ops.features, target, ops.groups, names))
     cases = [case for case in data.cases if case.requirements]
     requirements = fit_requirements(
         [case.graph for case in cases],
@@ -141,7 +126,7 @@ def fit(data: TrainingSet, names: Sequence[str] = STACKED) -> LearnedModel:
     )
     peaks = [(case.graph, case.memory_bytes) for case in data.cases if case.memory_bytes]
     memory = AllocationModel.fit(*zip(*peaks, strict=True)) if peaks else None
-    return LearnedModel(data.device, times, memory, element_ns, requirements=requirements)
+    return LearnedModel(data.device, times, memory, requirements=requirements)
 
 
 def fit_with_intervals(
@@ -269,7 +254,6 @@ def save_model(model: LearnedModel, database: Path, data_hash: str, architecture
         "architectures": list(architectures),
         "regressors_sha256": hashlib.sha256(content).hexdigest(),
         "rates": _rates(model.device),
-        "element_ns": dict(model.element_ns),
         "allocation": None if model.memory is None else list(model.memory.coefficients),
         "residuals": model.residuals,
     }
@@ -306,10 +290,9 @@ def load_model(database: Path, device: Device, data_hash: str | None = None) -> 
     fitted = _regressors(content, folder)
     coefficients = manifest["allocation"]
     memory = None if coefficients is None else AllocationModel(tuple(map(float, coefficients)))
-    element_ns = {op_type: float(value) for op_type, value in manifest["element_ns"].items()}
     times = {} if fitted["times"] is None else {STACK: fitted["times"]}
     requirements = {name: {STACK: stack} for name, stack in fitted["requirements"].items()}
-    return LearnedModel(device, times, memory, element_ns, manifest["residuals"], requirements)
+    return LearnedModel(device, times, memory, manifest["residuals"], requirements)
 
 
 def _regressors(content: bytes, folder: Path) -> dict[str, Any]:
@@ -331,7 +314,7 @@ def _manifest(path: Path) -> dict[str, Any]:
         content = json.loads(_read_bytes(path))
     except ValueError as error:
         raise InputError(f"{path} is not JSON: {error}", "gpuprof train again") from None
-    if not isinstance(content, dict) or not {"allocation", "element_ns", "residuals"} <= set(content):
+    if not isinstance(content, dict) or not {"allocation", "residuals"} <= set(content):
         raise InputError(f"{path} is no manifest of regressors", "gpuprof train again")
     return content
 

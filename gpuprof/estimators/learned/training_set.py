@@ -22,13 +22,10 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.learned.features import (
     FEATURES,
     KINDS,
-    OpCosts,
     OpFacts,
-    costs_of,
     facts_of_op,
     facts_of_row,
-    feature_matrix,
-    merged_costs,
+    regressor_features,
     roofline_ns,
 )
 from gpuprof.estimators.learned.regressors import MREQ
@@ -116,10 +113,9 @@ def _facts(graph: ModelGraph, anchor: int, group: tuple[int, ...], maker: Mappin
 class OpTimes:
     """Executed ops and their times."""
 
-    features: Array  #: Shape (N, F).
+    features: Array  #: Shape (N, F). `regressor_features`.
     times_ns: Array  #: Shape (N,).
     least_ns: Array  #: Shape (N,). Roofline.
-    costs: OpCosts
     groups: tuple[str, ...]  #: Architecture.
 
 
@@ -185,8 +181,7 @@ def leave_out_architecture(data: TrainingSet, architecture: str) -> TrainingSet:
     if ops is not None:
         mask = np.array([group != architecture for group in ops.groups])
         groups = tuple(group for group in ops.groups if group != architecture)
-        costs = ops.costs.select_ops(mask)
-        ops = OpTimes(ops.features[mask], ops.times_ns[mask], ops.least_ns[mask], costs, groups)
+        ops = OpTimes(ops.features[mask], ops.times_ns[mask], ops.least_ns[mask], groups)
     cases = tuple(case for case in data.cases if case.architecture != architecture)
     return TrainingSet(data.device, ops, cases, data.data_hash)
 
@@ -237,18 +232,15 @@ def _op_times(timed: Sequence[_TimedOp], device: Device) -> OpTimes:
         same.setdefault(op_time.kind, []).append(op_time)
     if not same:
         raise InputError(f"no op has a time on {device.name}", "gpuprof profile MODEL.onnx on that device")
-    features, least, costs, times, groups = [], [], [], [], []
+    features, least, times, groups = [], [], [], []
     for share in sorted({op.share for op in timed}, key=str):
         alike = [repeats for _, repeats in sorted(same.items(), key=str) if repeats[0].share == share]
         facts = [repeats[0].facts for repeats in alike]
-        features.append(feature_matrix(facts, device, share))
+        features.append(regressor_features(facts, device, share))
         least.append(roofline_ns(facts, device, share))
-        costs.append(costs_of(facts, device, share))
         times.append([float(np.median([op.time_ns for op in repeats])) for repeats in alike])
         groups += [repeats[0].model for repeats in alike]
-    return OpTimes(
-        np.vstack(features), np.concatenate(times), np.concatenate(least), merged_costs(costs), tuple(groups)
-    )
+    return OpTimes(np.vstack(features), np.concatenate(times), np.concatenate(least), tuple(groups))
 
 
 def _case(row: ModelRow, device: Device, graphs: Graphs) -> ModelCase | None:
