@@ -30,7 +30,7 @@ from bench.published_launches import Launches, published_launches
 from bench.unseen_training import ROOT, hash_bytes
 from bench.v100_profiles import v100_profiles
 from gpuprof.domain.catalogue import device
-from gpuprof.estimators.creq import METRICS, KernelFill, LaunchModel, achieved_occupancy_pct, fill_of
+from gpuprof.estimators.creq import METRICS, LaunchModel, achieved_occupancy_pct, predict_creq_pct
 from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, shipped_model
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.rates import rates_of
@@ -115,19 +115,17 @@ def judge(exports: Path, model: CrossGpuModel, launches: LaunchModel) -> list[Ju
             continue
         graph = load_graph(path, row.batch)
         kernels = list_kernels(graph, "float32", LaunchMode.EAGER)
-        fill = fill_of(kernels, model, launches, v100, "float32", LaunchMode.EAGER)
+        usual, as_profiled = (
+            predict_creq_pct(kernels, model, launches, v100, "float32", LaunchMode.EAGER, host)
+            for host in (1.0, _PROFILED_HOST)
+        )
         measured = {metric: value for metric, value in zip(METRICS, metrics, strict=True) if value is not None}
         held = None
         if row.memory_pct is not None:
             measured_bytes = row.memory_pct / 100.0 * v100.dram_bytes
             held = (measured_bytes, float(graph.weight_bytes), float(peak_activation_bytes(graph)))
-        models.append(JudgedModel(row.model, row.batch, measured, _values(fill), _values(fill, _PROFILED_HOST), held))
+        models.append(JudgedModel(row.model, row.batch, measured, usual, as_profiled, held))
     return models
-
-
-def _values(fill: KernelFill, host: float = 1.0) -> dict[str, float]:
-    values = (fill.max_occupancy_pct(), fill.wavg_occupancy_pct(host), fill.wavg_sm_util_pct(host))
-    return dict(zip(METRICS, values, strict=True))
 
 
 def print_models(judged: Sequence[JudgedModel]) -> None:

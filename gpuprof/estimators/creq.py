@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from gpuprof.domain.catalogue import datasets
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Figure
-from gpuprof.domain.share import Share
 from gpuprof.estimators.constants import constant
 from gpuprof.estimators.cross_gpu.cost_model import Forest, Forests
 from gpuprof.estimators.cross_gpu.cross_gpu import (
@@ -26,6 +25,8 @@ from gpuprof.estimators.cross_gpu.features import FAMILIES, Array, OpTable, boun
 from gpuprof.estimators.cross_gpu.kernels import KernelList, LaunchMode, batch_seconds, host_seconds
 from gpuprof.estimators.cross_gpu.rates import DeviceRates, rates_of
 
+SOURCE = "creq from launches"
+METRICS = ("max_occupancy", "wavg_occupancy", "wavg_sm_util")
 #: Kinds of kernels, each with two regressors; features as `cross_gpu.features.features_of` gives them.
 KINDS = ("matmul_cores", "conv_cores", "elementwise", "norm", "softmax")
 #: Regression targets: warps held by a busy SM, and log2 of the blocks over those resident on the GPU at once.
@@ -97,66 +98,27 @@ def launch_features(kind: str, ops: OpTable, rates: DeviceRates) -> Array:
     return features_of(kind, ops, rates, bound_times(ops, rates))
 
 
-@dataclass(frozen=True, slots=True)
-class KernelFill:
-    """Times and fill of the kernels of a batch."""
-
-    busy_s: Array  #: Shape (N,). Time of each, all its runs.
-    #: ``occupancy_pct``, ``sm_utilization_pct``: Shape (N,).
-    occupancy_pct: Array
-    sm_utilization_pct: Array
-    host_s: float  #: Launch time of the host for all kernels.
-    kernels: KernelList
-    runtime: LaunchMode
-
-    @property
-    def total_s(self) -> float:
-        """Time of the batch."""
-        return self._span_s(1.0)
-
-    def max_occupancy_pct(self) -> float:
-        """Return the largest occupancy of a kernel (USHER's Creq of models with sequential kernels)."""
-        return float(self.occupancy_pct.max(initial=0.0))
-
-    def wavg_occupancy_pct(self, host: float = 1.0) -> float:
-        """Return WAO; ``host``: how many times slower than usual the host launches, as under a profiler."""
-        return float((self.busy_s * self.occupancy_pct).sum()) / self._span_s(host)
-
-    def wavg_sm_util_pct(self, host: float = 1.0) -> float:
-        """Return WSM; ``host`` as for `wavg_occupancy_pct`."""
-        return float((self.busy_s * self.sm_utilization_pct).sum()) / self._span_s(host)
-
-    def _span_s(self, host: float) -> float:
-        """Return the time over which requirements are averaged, gaps and copies included as in measurements."""
-        busy_s = float(self.busy_s.sum())
-        return max(batch_seconds(busy_s, host * self.host_s, self.kernels, self.runtime), 1e-12)
-
-
-def fill_of(
+def predict_creq_pct(
     kernels: KernelList,
     model: CrossGpuModel,
     launches: LaunchModel,
     device: Device,
     precision: str,
     runtime: LaunchMode,
-) -> KernelFill:
-    """Return how ``kernels`` fill the whole of ``device``. Raises `InputError` when the device lacks the precision."""
-    rates = rates_of(device, precision, Share())
-    count = np.array(kernels.count, dtype=float)
-    predicted = launches.predict(kernels.ops, device, rates)
-    return KernelFill(
-        count * model.kernel_times(kernels.ops, rates),
-        predicted.occupancy_pct,
-        predicted.sm_utilization_pct,
-        host_seconds(kernels, runtime),
-        kernels,
-        runtime,
-    )
+    host: float = 1.0,
+) -> dict[str, float]:
+    """Return each metric of Creq in percent of the whole of ``device``.
 
-
-SOURCE = "creq from launches"
-METRICS = ("max_occupancy", "wavg_occupancy", "wavg_sm_util")
-_WHOLE = 100.0
+    The maximum occupancy is that of a kernel (USHER's Creq of models with sequential kernels); averages are over the
+    time of the batch, gaps and copies included as in measurements. Raises `InputError` when the device lacks the
+    precision. ``host``: how many times slower than usual the host launches, as under a profiler.
+    """
+    rates = rates_of(device, precision)
+    busy_s = np.array(kernels.count, dtype=float) * model.kernel_times(kernels.ops, rates)
+    fill = launches.predict(kernels.ops, device, rates)
+    span_s = batch_seconds(float(busy_s.sum()), host * host_seconds(kernels, runtime), kernels, runtime)
+    averages = [float(busy_s @ pct) / max(span_s, 1e-12) for pct in (fill.occupancy_pct, fill.sm_utilization_pct)]
+    return dict(zip(METRICS, (float(fill.occupancy_pct.max(initial=0.0)), *averages), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +133,7 @@ class CreqModel:
     def figure(self, metric: str, value: float, basis: str) -> Figure:
         """Return a predicted requirement with its interval, within 0 to 100 percent."""
         low, high = self.interval[metric]
-        return Figure(value, f"{SOURCE}: {basis}", max(0.0, value + low), min(_WHOLE, max(value, value + high)))
+        return Figure(value, f"{SOURCE}: {basis}", max(0.0, value + low), min(100.0, max(value, value + high)))
 
 
 @cache
@@ -203,10 +165,8 @@ class UnprofiledRequirements:
             kernels, precision, runtime = by_batch.at(batch), by_batch.precision, by_batch.runtime
             figures: tuple[tuple[str, Figure], ...] = ()
             if len(kernels.ops) and device.sm is not None:
-                fill = fill_of(kernels, shipped_model(), model.launches, device, precision, runtime)
-                values = (fill.max_occupancy_pct(), fill.wavg_occupancy_pct(), fill.wavg_sm_util_pct())
+                values = predict_creq_pct(kernels, shipped_model(), model.launches, device, precision, runtime)
                 execution = f"{precision}, {runtime}"
-                pairs = zip(METRICS, values, strict=True)
-                figures = tuple((metric, model.figure(metric, value, execution)) for metric, value in pairs)
+                figures = tuple((metric, model.figure(metric, value, execution)) for metric, value in values.items())
             self._known[key] = figures
         return self._known[key]

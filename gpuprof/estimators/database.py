@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -254,14 +253,12 @@ class DatabaseEstimator:
         return PredictedRequirements(lambda: self._predict_creq(model, device, workload.batch))
 
     def _predict_creq(self, model: MeasuredModel, device: Device, batch: int) -> tuple[tuple[str, Figure], ...]:
-        """Return each requirement from launches or by trained regressors, whichever has the narrower interval."""
+        """Return each requirement by trained regressors, else from launches."""
         figures = dict(self._unprofiled.predict(model, device, batch))
         if (learned := self._learned(device)) is not None:
             graph = self.known.bind_graph(model, batch)
-            for metric in CREQ_METRICS:
-                trained, launched = learned.creq_figure(metric, graph), figures.get(metric)
-                if trained is not None and (launched is None or _is_narrower(trained, launched)):
-                    figures[metric] = trained
+            trained = {metric: learned.creq_figure(metric, graph) for metric in CREQ_METRICS}
+            figures |= {metric: figure for metric, figure in trained.items() if figure is not None}
         return tuple(figures.items())
 
     def _check_neighbours(self, device: Device, beside: Sequence[Workload]) -> None:
@@ -322,12 +319,3 @@ class _Identity:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Identity) and (self.device is other.device or self.device == other.device)
-
-
-def _is_narrower(first: Figure, second: Figure) -> bool:
-    """Return whether a figure's interval is known and narrower than another's, relative to their values."""
-    widths = [
-        math.inf if figure.interval is None else (figure.interval[1] - figure.interval[0]) / max(figure.value, 1e-9)
-        for figure in (first, second)
-    ]
-    return widths[0] < widths[1]

@@ -116,8 +116,6 @@ ELEMENTWISE = frozenset(
 
 #: Products that ONNX Runtime gives a scale.
 _SCALED = frozenset({"MatMul", "FusedMatMul"})
-#: Ops that keep the elements and their order.
-_RESHAPES = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 #: Maximum ops of a kernel: compilers end a chain there (TorchInductor's ``max_fusion_size``).
 _MOST_FUSED = 64
 
@@ -328,7 +326,7 @@ class NodeGroups:
             if op.op_type not in ELEMENTWISE or place in self._absorbed:
                 continue
             for tensor in op.inputs:
-                before = self._pass_reshapes(tensor.name)
+                before = self.maker.get(tensor.name)
                 anchor = place if before is None else self._anchor(before)
                 full = members[anchor] + members[place] + 2 > _MOST_FUSED
                 if before is not None and anchor != place and not full and self._may_join(before, place):
@@ -340,21 +338,11 @@ class NodeGroups:
                 if reader is not None and self._ops[reader].op_type in SOFTMAXES | NORMS:
                     self._absorbed[place] = reader  # nothing absorbs the reader: no two ops can be tied to each other
 
-    def _pass_reshapes(self, tensor: str) -> int | None:
-        """Return the op that makes a tensor, skipping reshapes with a single reader."""
-        place = self.maker.get(tensor)
-        while place is not None and self._ops[place].op_type in _RESHAPES and self._only_reader(place) is not None:
-            place = self.maker.get(self._ops[place].inputs[0].name)
-        return place
-
     def _may_join(self, before: int, place: int) -> bool:
         tensor = self._ops[before].outputs[0]
         same = tensor.elements == self._ops[place].outputs[0].elements
         kinds = ELEMENTWISE | PRODUCTS | CONVOLUTIONS | NORMS | {"Transpose"}
-        reader = self._only_reader(before)
-        while reader is not None and reader != place and self._ops[reader].op_type in _RESHAPES:
-            reader = self._only_reader(reader)
-        return same and reader == place and self._ops[before].op_type in kinds
+        return same and self._only_reader(before) == place and self._ops[before].op_type in kinds
 
     def _find_attention(self) -> dict[int, list[int]]:
         """Return for the last product of each attention the nodes between it and the first, both included."""

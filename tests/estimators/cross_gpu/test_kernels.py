@@ -477,16 +477,6 @@ def test_what_follows_from_shapes_alone_takes_no_kernel() -> None:
     assert list_kernels(graph, "float32", LaunchMode.EAGER).op_types == ("Mul",)
 
 
-def test_a_reshape_between_ops_that_are_fused_does_not_part_them() -> None:
-    norm = _op("InstanceNormalization", [_t("g", 2, 4, 512)], _t("n", 2, 4, 512))
-    image = _op("Reshape", [_t("n", 2, 4, 512)], _t("i", 2, 8, 16, 16))
-    graph = _graph(norm, image, _op("Relu", [_t("i", 2, 8, 16, 16)], _t("y", 2, 8, 16, 16)))
-    kernels = list_kernels(graph, "float32", LaunchMode.FUSED)
-    assert kernels.op_types == ("InstanceNormalization",)
-    assert kernels.ops.row[0] == 512
-    assert len(list_kernels(graph, "float32", LaunchMode.EAGER).ops) == 2
-
-
 @pytest.mark.parametrize(("runtime", "kernels"), [(LaunchMode.FUSED, 1), (LaunchMode.EAGER, 4)])
 def test_quantising_is_part_of_what_is_quantised_where_a_runtime_fuses(runtime: LaunchMode, kernels: int) -> None:
     scale, narrow = _t("scale"), Tensor("narrow", "int8", (32, 64))
