@@ -76,9 +76,10 @@ MORE_VERBS = {
 VERBS = {**FIRST_VERBS, **{verb: text for verbs in MORE_VERBS.values() for verb, text in verbs.items()}}
 #: Modules of several verbs.
 _MODULES = {
-    "maps": "check explain export",
+    "export": "export report",
+    "fitting": "calibrate train evaluate",
+    "maps": "check explain",
     "models": "zoo similarity merge",
-    "predictions": "estimate calibrate train evaluate",
     "serving": "serve apply",
 }
 

@@ -1,4 +1,4 @@
-"""Verbs of maps: ``check``, ``explain`` and ``export``."""
+"""Verbs of maps: ``check`` and ``explain``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Annotated
 
 import typer
 
-from gpuprof.cli.options import MapFileArgument, check_output_folder
+from gpuprof.cli.options import MapFileArgument
 from gpuprof.cli.output import Format, make_columns, print_json, print_rows, print_text, say_note, show_progress
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
-from gpuprof.errors import InputError
 from gpuprof.pipeline.check import CheckOptions
 from gpuprof.pipeline.explain import ExplainOptions
 
@@ -123,60 +122,3 @@ def _interval(row: Mapping[str, object]) -> str | None:
         return None
     format_number = number_formatter(3)
     return f"{format_number(ends[0])} … {format_number(ends[1])}"
-
-
-def _check_image(context: typer.Context, image: str | None) -> str | None:
-    """Return the image; check that the target has the image it needs, before other steps of a run."""
-    if not context.resilient_parsing and context.params.get("to"):
-        from gpuprof.pipeline.export import check_target
-
-        check_target(context.params["to"], image)
-    return image
-
-
-def export(
-    map_file: MapFileArgument = Path("map.json"),
-    to: Annotated[
-        str | None,
-        typer.Option(
-            help="Tool to write for: json, mig-parted, triton, k8s, k8s-dra, k8s-kai, k8s-hami, kserve, ray-serve or "
-            "envoy; default: mig-parted "
-            "for a map with MIG instances, else triton."
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            callback=check_output_folder,
-            help="Directory to write to; default: a single file is printed, several go to export-TOOL.",
-        ),
-    ] = None,
-    image: Annotated[
-        str | None, typer.Option(callback=_check_image, help="Container image with gpuprof, for Kubernetes and KServe.")
-    ] = None,
-    copy: Annotated[
-        bool,
-        typer.Option(
-            "--copy", help="Copy models instead of making hard links, through which onnx.load reads no external data."
-        ),
-    ] = False,
-    allow_changed: Annotated[
-        bool, typer.Option("--allow-changed", help="Export model files that changed since the map was planned.")
-    ] = False,
-) -> None:
-    """Write what another tool needs to run a map."""
-    from gpuprof.pipeline.export import export as export_map
-
-    result = export_map(map_file, to, image=image, allow_changed=allow_changed, note=say_note)
-    is_single = len(result.files) == 1 and not result.models
-    if output is None and to is None and not is_single:
-        output = check_output_folder(Path(f"export-{result.target}"))
-    if output is not None:
-        result.write(output, copy)
-        say_note(f"{count_of(len(result.files) + len(result.models), 'file')} for {result.target} written to {output}")
-    elif is_single:
-        sys.stdout.write(next(iter(result.files.values())))
-    else:
-        raise InputError(f"{to} makes {len(result.files) + len(result.models)} files", "name a directory with -o")

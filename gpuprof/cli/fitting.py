@@ -1,58 +1,12 @@
-"""Verbs of predictions: ``estimate``, ``calibrate``, ``train`` and ``evaluate``."""
+"""Verbs of fitted models: ``calibrate``, ``train`` and ``evaluate``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from gpuprof.cli.options import ModelsArgument, complete_models
+from gpuprof.cli.options import ModelsArgument
 from gpuprof.cli.output import Format, make_columns, print_rows, say_note, show_progress
-from gpuprof.domain.number_format import number_formatter
 from gpuprof.pipeline.calibrate import CalibrateOptions
-from gpuprof.pipeline.estimate import EstimateOptions
 from gpuprof.pipeline.evaluate import EvaluateOptions
 from gpuprof.pipeline.train import TrainOptions
-
-
-def _short(model: object) -> str:
-    return Path(str(model)).stem if str(model).endswith(".onnx") else str(model)
-
-
-_ESTIMATED = make_columns(
-    "model dims device share batch beside latency_ms latency_interval:90%_interval latency_source throughput_rps "
-    "memory_bytes memory_source",
-    {"model": _short, "latency_ms": number_formatter(4)},
-)
-
-
-def estimate(
-    options: EstimateOptions,
-    models: Annotated[
-        list[str] | None,
-        typer.Argument(
-            autocompletion=complete_models,
-            help="Models by name in the database, or ONNX files; default: all of the database.",
-        ),
-    ] = None,
-    chosen: Format = Format.TABLE,
-) -> None:
-    """Estimate latency, throughput and memory: measured, interpolated between measurements, or predicted."""
-    from gpuprof.pipeline.estimate import estimate as predict
-
-    result = predict(models or (), options)
-    say_note(*result.notes)
-    rows = [{**row, "latency_interval": _show_interval(row)} for row in result.rows()]
-    print_rows(rows, _ESTIMATED, chosen)
-
-
-def _show_interval(row: Mapping[str, object]) -> str | None:
-    low, high = row["latency_low_ms"], row["latency_high_ms"]
-    show = number_formatter(3)
-    return None if low is None or high is None else f"{show(low)} … {show(high)}"
-
 
 _COEFFICIENTS = make_columns("of coefficient value unit")
 _RANKED = make_columns(
