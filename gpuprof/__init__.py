@@ -44,9 +44,6 @@ if TYPE_CHECKING:  # static tools see the lazy names here
     from gpuprof.pipeline.estimate import EstimateOptions as EstimateOptions
     from gpuprof.pipeline.estimate import EstimateResult as EstimateResult
     from gpuprof.pipeline.estimate import estimate as estimate
-    from gpuprof.pipeline.evaluate import EvaluateOptions as EvaluateOptions
-    from gpuprof.pipeline.evaluate import EvaluateResult as EvaluateResult
-    from gpuprof.pipeline.evaluate import evaluate as evaluate
     from gpuprof.pipeline.explain import ExplainOptions as ExplainOptions
     from gpuprof.pipeline.explain import ExplainResult as ExplainResult
     from gpuprof.pipeline.explain import explain as explain
@@ -58,16 +55,18 @@ if TYPE_CHECKING:  # static tools see the lazy names here
     from gpuprof.pipeline.load import load as load
     from gpuprof.pipeline.merge import MergeResult as MergeResult
     from gpuprof.pipeline.merge import MergeSettings as MergeSettings
+    from gpuprof.pipeline.merge import SimilarityResult as SimilarityResult
     from gpuprof.pipeline.merge import merge as merge
+    from gpuprof.pipeline.merge import similarity as similarity
     from gpuprof.pipeline.place import MapOutput as MapOutput
     from gpuprof.pipeline.place import PlaceResult as PlaceResult
     from gpuprof.pipeline.place import place as place
     from gpuprof.pipeline.problem import PlanningOptions as PlanningOptions
     from gpuprof.pipeline.profile import ProfileProgress as ProfileProgress
     from gpuprof.pipeline.profile import ProfileResult as ProfileResult
+    from gpuprof.pipeline.profile import ProfileSettings as ProfileSettings
+    from gpuprof.pipeline.profile import ProfileWorkloads as ProfileWorkloads
     from gpuprof.pipeline.profile import profile as profile
-    from gpuprof.pipeline.profile_settings import ProfileSettings as ProfileSettings
-    from gpuprof.pipeline.profile_settings import ProfileWorkloads as ProfileWorkloads
     from gpuprof.pipeline.report import ReportResult as ReportResult
     from gpuprof.pipeline.report import report as report
     from gpuprof.pipeline.result import Progress as Progress
@@ -77,8 +76,6 @@ if TYPE_CHECKING:  # static tools see the lazy names here
     from gpuprof.pipeline.serve import ServeSettings as ServeSettings
     from gpuprof.pipeline.serve import apply as apply
     from gpuprof.pipeline.serve import serve as serve
-    from gpuprof.pipeline.similarity import SimilarityResult as SimilarityResult
-    from gpuprof.pipeline.similarity import similarity as similarity
     from gpuprof.pipeline.simulate import Rescheduling as Rescheduling
     from gpuprof.pipeline.simulate import ServiceSettings as ServiceSettings
     from gpuprof.pipeline.simulate import SimulatedTraffic as SimulatedTraffic
@@ -87,8 +84,11 @@ if TYPE_CHECKING:  # static tools see the lazy names here
     from gpuprof.pipeline.trace import TraceResult as TraceResult
     from gpuprof.pipeline.trace import record_trace as record_trace
     from gpuprof.pipeline.trace import show_trace as show_trace
+    from gpuprof.pipeline.train import EvaluateOptions as EvaluateOptions
+    from gpuprof.pipeline.train import EvaluateResult as EvaluateResult
     from gpuprof.pipeline.train import TrainOptions as TrainOptions
     from gpuprof.pipeline.train import TrainResult as TrainResult
+    from gpuprof.pipeline.train import evaluate as evaluate
     from gpuprof.pipeline.train import train as train
     from gpuprof.pipeline.zoo import build_model as build_model
     from gpuprof.pipeline.zoo import list_models as list_models
@@ -113,22 +113,19 @@ _NAMES = {
     "pipeline.db": "import_measurements query_database",
     "pipeline.doctor": "doctor",
     "pipeline.estimate": "EstimateOptions EstimateResult estimate",
-    "pipeline.evaluate": "EvaluateOptions EvaluateResult evaluate",
+    "pipeline.train": "EvaluateOptions EvaluateResult TrainOptions TrainResult evaluate train",
     "pipeline.explain": "ExplainOptions ExplainResult explain",
     "pipeline.export": "MapExportResult export",
     "pipeline.load": "LoadResult LoadTraffic ServerAccess load",
-    "pipeline.merge": "MergeResult MergeSettings merge",
+    "pipeline.merge": "MergeResult MergeSettings SimilarityResult merge similarity",
     "pipeline.place": "MapOutput PlaceResult place",
     "pipeline.problem": "PlanningOptions",
-    "pipeline.profile": "ProfileProgress ProfileResult profile",
-    "pipeline.profile_settings": "ProfileSettings ProfileWorkloads",
+    "pipeline.profile": "ProfileProgress ProfileResult ProfileSettings ProfileWorkloads profile",
     "pipeline.report": "ReportResult report",
     "pipeline.result": "Progress Result",
     "pipeline.serve": "ApplyResult MapServer ServeSettings apply serve",
-    "pipeline.similarity": "SimilarityResult similarity",
     "pipeline.simulate": "Rescheduling ServiceSettings SimulateResult SimulatedTraffic simulate",
     "pipeline.trace": "TraceResult record_trace show_trace",
-    "pipeline.train": "TrainOptions TrainResult train",
     "pipeline.zoo": "build_model list_models",
 }
 _PUBLIC = {name: f"gpuprof.{module}" for module, names in _NAMES.items() for name in names.split()}

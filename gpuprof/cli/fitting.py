@@ -5,8 +5,7 @@ from __future__ import annotations
 from gpuprof.cli.options import ModelsArgument
 from gpuprof.cli.output import Format, make_columns, print_rows, say_note, show_progress
 from gpuprof.pipeline.calibrate import CalibrateOptions
-from gpuprof.pipeline.evaluate import EvaluateOptions
-from gpuprof.pipeline.train import TrainOptions
+from gpuprof.pipeline.train import EvaluateOptions, TrainOptions
 
 _COEFFICIENTS = make_columns("of coefficient value unit")
 _RANKED = make_columns(
@@ -63,7 +62,7 @@ _ERRORS = make_columns(
 
 def evaluate(options: EvaluateOptions, chosen: Format = Format.TABLE) -> None:
     """Compare estimates with held-out measurements: of each architecture, or for any estimator with --estimator."""
-    from gpuprof.pipeline.evaluate import evaluate as compare
+    from gpuprof.pipeline.train import evaluate as compare
 
     with show_progress() as show:
         result = compare(options, progress=show)

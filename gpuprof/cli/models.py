@@ -86,7 +86,7 @@ _MODELS = make_columns(
 def similarity(models: NetworksArgument, chosen: Format = Format.TABLE) -> None:
     """Compare the weights of models layer by layer: the longest common submatrix of each pair (USHER §2.4)."""
     from gpuprof.merging.similarity import text_map
-    from gpuprof.pipeline.similarity import similarity as compare
+    from gpuprof.pipeline.merge import similarity as compare
 
     with show_progress() as show:
         result = compare(models, progress=show)
@@ -112,7 +112,6 @@ def merge(
     device: Annotated[
         str | None, typer.Option(autocompletion=complete_devices, help="Device that the gain is predicted for.")
     ] = "cpu",
-    db: Annotated[Path | None, typer.Option(help="Kernel database that describes the device.")] = None,
     chosen: Format = Format.TABLE,
 ) -> None:
     """Merge models that share weights into one graph, prove that its outputs are the same, and write it.
@@ -121,6 +120,6 @@ def merge(
     """
     from gpuprof.pipeline.merge import merge as merge_models
 
-    merged = merge_models(models, output, settings=settings, device=device, db=db)
+    merged = merge_models(models, output, settings=settings, device=device)
     say_note(*merged.notes)
     print_rows(merged.rows(), _SUMMARY, chosen)

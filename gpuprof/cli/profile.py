@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from gpuprof.cli.options import ModelsArgument, list_words
 from gpuprof.cli.output import Format, make_columns, print_rows, say, say_note, show_progress
 from gpuprof.errors import InputError
-from gpuprof.pipeline.profile_settings import ProfileSettings, ProfileWorkloads, ReportSettings
+from gpuprof.pipeline.profile import ProfileSettings, ProfileWorkloads, ReportSettings
 from gpuprof.pipeline.settings import Settings, option
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def profile(
     """
     names = models or []
     if reports.reports:
-        from gpuprof.pipeline.ingest import ingest_reports
+        from gpuprof.pipeline.profile import ingest_reports
 
         ingested = ingest_reports(names, reports, workloads, settings.dims)
         say_note(*ingested.notes)

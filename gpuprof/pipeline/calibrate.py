@@ -14,8 +14,7 @@ from gpuprof.errors import InputError, UnavailableError
 from gpuprof.kernel_db.store import COPIES, KernelDb
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.devices import database_path, resolve_device, resolve_local_device
-from gpuprof.pipeline.profile import run_campaign
-from gpuprof.pipeline.profile_settings import ProfileSettings
+from gpuprof.pipeline.profile import ProfileSettings, run_campaign
 from gpuprof.pipeline.result import NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.pipeline.settings import Settings, option
 

@@ -1,20 +1,22 @@
-"""Merger of several models that share weights into one graph."""
+"""Similarity of models' weights, and their merger into one graph."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.devices import open_database, resolve_device
-from gpuprof.pipeline.result import Result
+from gpuprof.pipeline.result import Progress, ProgressCallback, Result, say_nothing
 from gpuprof.pipeline.settings import Dims, Settings, option
 
 if TYPE_CHECKING:
-    from gpuprof.merging.pipeline import MergeOptions, MergeReport, Proposals
+    from gpuprof.merging.pipeline import MergeReport
+    from gpuprof.merging.similarity import ModelSimilarity
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,6 @@ def merge(
     *,
     settings: MergeSettings | None = None,
     device: str | None = "cpu",
-    db: PathArgument | None = None,
 ) -> MergeResult:
     """Merge models that share weights into one graph, prove equal outputs, and write it (USHER §3.4).
 
@@ -74,8 +75,6 @@ def merge(
     settings : MergeSettings, optional
     device : str, optional
         Device for the predicted gain.
-    db : path, optional
-        Kernel database that describes the device.
 
     Raises
     ------
@@ -96,58 +95,39 @@ def merge(
     >>> row["models"], row["weight_bytes_after"] < row["weight_bytes_before"]
     (['one', 'other'], True)
     """
-    from gpuprof.merging.pipeline import propose_merges
+    from gpuprof.merging.gain import device_rates
+    from gpuprof.merging.pipeline import MergeOptions, propose_merges
 
     paths, target = [Path(model) for model in models], Path(output)
     if len(paths) < 2:
         raise InputError("merging takes at least two models but got one", "gpuprof merge A.onnx B.onnx -o merged.onnx")
-    options = _make_options(paths, settings or MergeSettings(), device, db)
+    chosen = settings or MergeSettings()
+    target_device = resolve_device(device, open_database(None, needed=False))
+    options = MergeOptions(
+        omega=chosen.omega,
+        force=chosen.force,
+        dims=dict(chosen.dims or {}),
+        batches=dict(chosen.batches or {}),
+        rates=device_rates(target_device),
+    )
     if any(target.resolve() == model.resolve() for model in paths):
         raise InputError(f"{target} is one of the models to merge", "write to another file")
     proposals = propose_merges(paths, options)
-    _check_names(options, proposals)
-    notes = tuple(f"{name} is not merged: {reason}" for name, reason in proposals.left_out)
-    if not proposals.merges:
-        raise InfeasibleError("; ".join(["nothing to merge, so nothing is written", *notes]), _advise(proposals))
-    files = [
-        MergedFile(path, proposal.write(path))
-        for path, proposal in zip(_output_paths(target, len(proposals.merges)), proposals.merges, strict=True)
-    ]
-    return MergeResult(notes=notes, files=tuple(files))
-
-
-def _make_options(
-    models: Sequence[Path], settings: MergeSettings, device: str | None, db: PathArgument | None
-) -> MergeOptions:
-    from gpuprof.merging.gain import device_rates
-    from gpuprof.merging.pipeline import MergeOptions
-
-    database = open_database(db, needed=False)
-    target = resolve_device(device, database)
-    return MergeOptions(
-        omega=settings.omega,
-        force=settings.force,
-        dims=dict(settings.dims or {}),
-        batches=dict(settings.batches or {}),
-        rates=device_rates(target),
-    )
-
-
-def _output_paths(output: Path, count: int) -> list[Path]:
-    return [output if i == 0 else output.with_stem(f"{output.stem}-{i + 1}") for i in range(count)]
-
-
-def _check_names(options: MergeOptions, proposals: Proposals) -> None:
     names = {name for p in proposals.merges for name in p.report.models} | {name for name, _ in proposals.left_out}
     for name in options.batches:
         if name not in names:
             raise InputError(f"--batch names {name!r}, which is no model here", f"they are {', '.join(sorted(names))}")
-
-
-def _advise(proposals: Proposals) -> str:
-    # Reasons are recognised by the wording of `gpuprof.merging.pipeline`: force overrides this reason alone.
-    reasons = {reason for _, reason in proposals.left_out}
-    return "--force merges it nevertheless" if any("predicted to cost" in reason for reason in reasons) else ""
+    notes = tuple(f"{name} is not merged: {reason}" for name, reason in proposals.left_out)
+    if not proposals.merges:
+        # The reason is recognised by the wording of `gpuprof.merging.pipeline`: force overrides this reason alone.
+        is_costly = any("predicted to cost" in reason for _, reason in proposals.left_out)
+        fix = "--force merges it nevertheless" if is_costly else ""
+        raise InfeasibleError("; ".join(["nothing to merge, so nothing is written", *notes]), fix)
+    files = []
+    for number, proposal in enumerate(proposals.merges, start=1):
+        path = target if number == 1 else target.with_stem(f"{target.stem}-{number}")
+        files.append(MergedFile(path, proposal.write(path)))
+    return MergeResult(notes=notes, files=tuple(files))
 
 
 _SIZES = "Dimensions and batches"
@@ -166,3 +146,64 @@ class MergeSettings(Settings):
         None, "Batch that a model will run at: NAME=SIZE; may be repeated.", "--batch", repeated=True, panel=_SIZES
     )
     force: bool = option(False, "Also merge operators where this is predicted to cost time.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimilarityResult(Result):
+    """The similarity of the weights of each pair of models."""
+
+    pairs: tuple[ModelSimilarity, ...]
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a row for each pair of models."""
+        return [
+            {
+                "first": pair.first,
+                "second": pair.second,
+                "layers": len(pair.layers),
+                "all_pairs": pair.all_pairs,
+                "matched": pair.matched,
+                "exact": pair.exact,
+            }
+            for pair in self.pairs
+        ]
+
+
+def similarity(models: Sequence[PathArgument], *, progress: ProgressCallback = say_nothing) -> SimilarityResult:
+    """Compare the weights of models layer by layer: the longest common submatrix of each pair (USHER §2.4).
+
+    Parameters
+    ----------
+    models : sequence of path
+        Two or more ONNX files.
+    progress : callable, optional
+        Called after each pair of models.
+
+    Raises
+    ------
+    InputError
+        For fewer than two models, or a file that cannot be read.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import gpuprof
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> files = [gpuprof.build_model("random_mlp", folder / f"{name}.onnx") for name in ("one", "other")]
+    >>> gpuprof.similarity(files).to_frame()["matched"].tolist()
+    [1.0]
+    """
+    from gpuprof.merging.pipeline import read_weights
+    from gpuprof.merging.similarity import compare_models
+
+    if len(models) < 2:
+        raise InputError("similarity takes at least two models but got one", "gpuprof similarity A.onnx B.onnx")
+    sources = read_weights([Path(model) for model in models])
+    index_pairs = list(combinations(range(len(sources)), 2))
+    pairs: list[ModelSimilarity] = []
+    progress(Progress("comparing", 0, len(index_pairs)))
+    for i, j in index_pairs:
+        pairs.append(compare_models(sources[i], sources[j]))
+        progress(Progress("comparing", len(pairs), len(index_pairs)))
+    return SimilarityResult(pairs=tuple(pairs))

@@ -1,28 +1,136 @@
-"""Measurements of models on this machine, or on a cluster, stored in the kernel database."""
+"""Measurements of models on this machine or a cluster, and of profilers' reports, in the kernel database."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share, parse_share
-from gpuprof.domain.sizes import combine_sizes
+from gpuprof.domain.sizes import combine_sizes, describe_sizes
+from gpuprof.domain.validation import Count, NotNegative, Positive
 from gpuprof.errors import InputError, UnavailableError, UnstableError
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow
 from gpuprof.kernel_db.store import COPIES, KernelDb
 from gpuprof.pipeline.arguments import PathArgument, name_models
-from gpuprof.pipeline.devices import database_path, resolve_local_device
-from gpuprof.pipeline.profile_settings import ProfileSettings, ProfileWorkloads
+from gpuprof.pipeline.devices import database_path, read_own_devices, resolve_device, resolve_local_device
 from gpuprof.pipeline.result import NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.pipeline.serving_cost import measure_serving
+from gpuprof.pipeline.settings import Batches, DataFiles, ManyDims, Settings, option, split_names
 from gpuprof.profiling.collector import Collector, choose_collector
+from gpuprof.profiling.gpu.replay import (
+    device_of_recording,
+    ingest,
+    read_report_set,
+    recordings_of,
+    replayed_job,
+    split_runs,
+)
 from gpuprof.profiling.sweep import planning
 from gpuprof.profiling.sweep.campaign import Campaign, Cell, CellResult
 from gpuprof.profiling.sweep.planning import NamedModel
 from gpuprof.runtime.providers import ORT_CPU
+
+if TYPE_CHECKING:
+    from gpuprof.profiling.worker.job import TimingLimits
+
+
+class ProfileWorkloads(Settings):
+    """Workloads to measure, and the database."""
+
+    title: ClassVar[str] = "Workloads"
+    usual_batches: ClassVar[tuple[int, ...]] = (1, 2, 4, 8)  #: Default batch sizes.
+
+    batches: Batches | None = option(
+        None,
+        "Batch sizes, separated by commas; default: 1,2,4,8, or the only one that a model can be run at.",
+        "--batch",
+    )
+    shares: Annotated[tuple[str | Share, ...] | None, BeforeValidator(split_names)] = option(
+        None,
+        "Shares to measure: 50 (percent), 1core, 3g.40gb. Default on a CPU: 1, 2, 4, … and all cores.",
+        "--share",
+    )
+    beside: tuple[str, ...] = option(
+        (),
+        "Model to run beside the measured ones; may be repeated.",
+        metavar="MODEL[@BATCH[:SHARE]]",
+        repeated=True,
+    )
+    device: str | None = option(
+        None,
+        "Device to measure: cpu, gpu or a GPU's name; default: the first GPU that can be measured, else the CPU; with "
+        "--from-report the recorded GPU, where the report does not name it.",
+        values="devices",
+    )
+    igniter: bool = option(False, "Measure the data for calibrate: 11 configurations, and 2 to 5 copies at once.")
+    db: Path | None = option(None, "Kernel database, created if missing; default: GPUPROF_DB, or gpuprof-db.")
+
+
+class ProfileSettings(Settings):
+    """Collector, processes, inputs and time limits of measurements."""
+
+    title: ClassVar[str] = "Measurement"
+
+    collector: str = option("auto", "Collector; auto takes the first that is available.")
+    processes: Batches = option((1,), "Numbers of processes that share one share, separated by commas.")
+    dims: ManyDims = option(
+        {},
+        "Sizes of a free dimension, measured in every combination; may be repeated.",
+        "--dim",
+        metavar="NAME=SIZE[,SIZE...]",
+        repeated=True,
+    )
+    precision: Literal["float16"] | None = option(
+        None,
+        "Precision of the measured models: float16 measures converted copies, as NAME-float16; default: the files as "
+        "they are.",
+    )
+    input_data: DataFiles = option(
+        {},
+        "Input data: .npz, or JSON as perf_analyzer's; default: random. May be repeated.",
+        metavar="[MODEL=]FILE",
+        repeated=True,
+    )
+    time_limit_s: Positive = option(10.0, "Longest time to measure one row.", "--time-limit", unit="s")
+    repeat: Count = option(1, "Runs of each row in separate processes; all rows are run once before any is run again.")
+    repeat_every_s: NotNegative = option(0.0, "Minimum time between the runs of --repeat.", "--repeat-every", unit="s")
+    force: bool = option(False, "Measure rows again that the database already has.")
+    keep_unstable: bool = option(False, "Keep unstable rows as they are instead of measuring them again.")
+
+    def limits(self) -> TimingLimits:
+        """Return the time limits of a measurement."""
+        from gpuprof.profiling.worker.job import limits_within
+
+        return limits_within(self.time_limit_s)
+
+
+class ReportSettings(Settings):
+    """Reports of profilers, in place of measurements."""
+
+    title: ClassVar[str] = "Reports of profilers"
+
+    reports: tuple[Path, ...] = option(
+        (),
+        "Report to read in place of running: .nsys-rep, .sqlite, .ncu-rep, .csv, trace.json or ONNX Runtime's profile; "
+        "reports of one run are joined: kernels, counters, nodes.",
+        "--from-report",
+        metavar="REPORT",
+        repeated=True,
+    )
+    runs: str | None = option(
+        None,
+        "Runs of the model in a report: a regular expression for names of ranges, whose groups model and batch tell "
+        "several apart, or their number.",
+        metavar="PATTERN|N",
+    )
+    device_file: Path | None = option(
+        None, "TOML file with GPUs that gpuprof does not know, for --from-report.", metavar="FILE"
+    )
 
 
 def profile(
@@ -334,3 +442,69 @@ class ProfileResult(Result):
                 f"{len(self.unstable)} of {self.cells} {verb} unstable, first {first}: the machine is too noisy",
                 f"they are kept and marked in {self.database}; the same command measures them again",
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngestResult(Result):
+    """Profiler reports of one model at one batch size, as rows."""
+
+    models: tuple[ModelRow, ...]
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return the rows added to the table ``models``."""
+        return [_describe_row(row) for row in self.models]
+
+
+def ingest_reports(
+    models: Sequence[str],
+    reports: ReportSettings,
+    workloads: ProfileWorkloads,
+    dims: Mapping[str, int | Sequence[int]] | None = None,
+) -> IngestResult:
+    """Append the content of reports: a run for each model, batch size and GPU with kernels.
+
+    Raises `InputError` when a report cannot be read, or more than one workload was named.
+
+    Parameters
+    ----------
+    models : sequence of str
+        Empty (the first report's name is used), or a single ONNX file, ``"NAME=FILE"``, or name.
+    reports : ReportSettings
+        By default the runs are gpuprof's own ranges, else the whole report is a single run.
+    workloads : ProfileWorkloads
+        The recorded batch size and share, by default the whole device; ``device``: a name of the catalogue or of
+        ``device_file``, by default the GPU that the reports name or describe.
+    dims : mapping of str to int or sequence of int, optional
+        Sizes of free dimensions in the recording, a single size for each.
+    """
+    files, runs, batches = list(reports.reports), reports.runs, workloads.batches or workloads.usual_batches
+    names_batch = runs is not None and "(?P<batch>" in runs
+    if (len(batches) != 1 and not names_batch) or len(models) > 1:
+        raise InputError(
+            f"a report is of one model at one batch size but got {len(models)} and {len(batches)}",
+            "say which was recorded: --batch 8",
+        )
+    recorded, *more = combine_sizes(dims or {})
+    if more:
+        raise InputError(
+            "a report is of one size of each dimension", f"say which: --dim {describe_sizes(recorded[:1])}"
+        )
+    notes: list[str] = []
+    rows: list[ModelRow] = []
+    own_devices = read_own_devices(reports.device_file)
+    device = resolve_device(workloads.device, None, own_devices, notes.append) if workloads.device else None
+    database, evidence = KernelDb.create(database_path(workloads.db)), read_report_set(files)
+    for (model, batch), selected in split_runs(evidence, runs).items():
+        for recording in recordings_of(evidence, selected):
+            target = device
+            if target is None and recording.is_on_cpu:  # no report describes a CPU
+                target = resolve_device("cpu", None, None, notes.append)
+                notes.append(f"the report does not name its CPU: taken for {target.name}; --device names another")
+            target = target or device_of_recording(recording)
+            part = resolve_shares(workloads.shares, target)[0] if workloads.shares else Share()
+            name = model or (models[0] if models else None)
+            job = replayed_job(name, batch or batches[0], part, files, recorded)
+            row, remarks = ingest(database, recording, files, job, target)
+            notes += remarks
+            rows.append(row)
+    return IngestResult(notes=tuple(dict.fromkeys(notes)), models=tuple(rows))

@@ -9,8 +9,7 @@ from onnx import helper
 from gpuprof.domain.catalogue import device
 from gpuprof.errors import InputError
 from gpuprof.graph.load import load_graph
-from gpuprof.pipeline.profile import profile
-from gpuprof.pipeline.profile_settings import ProfileSettings
+from gpuprof.pipeline.profile import ProfileSettings, profile
 from gpuprof.profiling.sweep import planning
 from gpuprof.runtime.executed_variant import arithmetic_precision
 from gpuprof.runtime.half_precision import convert_to_float16
