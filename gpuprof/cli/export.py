@@ -45,12 +45,6 @@ def export(
     image: Annotated[
         str | None, typer.Option(callback=_check_image, help="Container image with gpuprof, for Kubernetes and KServe.")
     ] = None,
-    copy: Annotated[
-        bool,
-        typer.Option(
-            "--copy", help="Copy models instead of making hard links, through which onnx.load reads no external data."
-        ),
-    ] = False,
     allow_changed: Annotated[
         bool, typer.Option("--allow-changed", help="Export model files that changed since the map was planned.")
     ] = False,
@@ -63,7 +57,7 @@ def export(
     if output is None and to is None and not is_single:
         output = check_output_folder(Path(f"export-{result.target}"))
     if output is not None:
-        result.write(output, copy)
+        result.write(output)
         say_note(f"{count_of(len(result.files) + len(result.models), 'file')} for {result.target} written to {output}")
     elif is_single:
         sys.stdout.write(next(iter(result.files.values())))

@@ -35,24 +35,20 @@ def envoy() -> Bundle:
     return Bundle({"envoy.yaml": _HEAD + render_bootstrap(_SETTINGS)})
 
 
-#: Aliases of the targets, and their names here.
-_ALSO_CALLED = {"kubernetes": "k8s", "ray": "ray-serve"}
 _TARGETS = ["envoy", "json", *ALLOCATIONS, "kserve", "mig-parted", "ray-serve", "triton"]
 
 
-def check_target(target: str, image: str | None) -> str:
-    """Return the name of a target for which this image suffices.
+def check_target(target: str, image: str | None) -> None:
+    """Check that the target exists, and has the image that it needs.
 
     Raises `InputError` for an unknown target, or a missing image.
     """
-    target = _ALSO_CALLED.get(target, target)
     if target not in _TARGETS:
         raise unknown_name("export", target, _TARGETS)
     if target in {*ALLOCATIONS, "kserve"} and not image:
         raise InputError(
             "a manifest needs a container image with gpuprof", "build the Containerfile, name it with --image"
         )
-    return target
 
 
 def export(deployment: DeploymentMap, target: str, image: str | None = None, base: Path = Path()) -> Bundle:
@@ -62,7 +58,7 @@ def export(deployment: DeploymentMap, target: str, image: str | None = None, bas
     container image with gpuprof, for ``kserve`` and the targets of Kubernetes; ``base``: folder of the map, where model
     files are looked for first.
     """
-    target = check_target(target, image)
+    check_target(target, image)
     writers: dict[str, Callable[[], Bundle]] = {
         "envoy": envoy,
         "json": lambda: Bundle({"map.json": deployment.to_json()}),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +35,7 @@ class MapExportResult(Result):
     files : mapping of str to str
         Texts.
     models : mapping of str to Path
-        Paths of the model files, which `write` links or copies.
+        Paths of the model files, which `write` links.
     target : str
         Name of the tool.
     """
@@ -49,8 +48,8 @@ class MapExportResult(Result):
         """Return a record for each file: its path and text."""
         return [{"path": path, "content": content} for path, content in self.files.items()]
 
-    def write(self, folder: PathArgument, copy: bool = False) -> None:
-        """Write the files below ``folder``; link the model files, or copy them where ``copy`` is set.
+    def write(self, folder: PathArgument) -> None:
+        """Write the files below ``folder``; make hard links to the model files, or copies on another file system.
 
         Raises
         ------
@@ -67,16 +66,10 @@ class MapExportResult(Result):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 # The old file is removed first: writing through a hard link would change the link's source.
                 path.unlink(missing_ok=True)
-                _link_or_copy(source.resolve(), path, copy)
-
-
-def _link_or_copy(source: Path, path: Path, copy: bool) -> None:
-    """Make a hard link, or a copy on request or for a folder on another file system."""
-    if not copy:
-        with suppress(OSError):
-            path.hardlink_to(source)
-            return
-    shutil.copyfile(source, path)
+                try:
+                    path.hardlink_to(source.resolve())
+                except OSError:
+                    shutil.copyfile(source.resolve(), path)
 
 
 def _pick_target(deployment: DeploymentMap) -> str:

@@ -116,14 +116,6 @@ def test_programs_get_json(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert row["sources"] == "1 replica (100% of the requests) measured" and row["gpus_at_upper_ends"] is None
 
 
-def test_a_map_edited_into_nonsense_fails_the_check(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["place"]) == 0
-    path = here / "map.json"
-    path.write_text(path.read_text().replace('"rate_rps": 20.0', '"rate_rps": 20000.0'))
-    assert main(["check"]) == 1
-    assert "serves at most" in capsys.readouterr().out
-
-
 def test_policies_are_compared_in_a_table(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "--policies", "ffd,optimal,parvagpu", "--csv"]) == 0
     header, *rows = capsys.readouterr().out.splitlines()
@@ -211,14 +203,6 @@ def test_a_map_that_no_machine_could_set_up_is_not_exported(here: Path, capsys: 
     capsys.readouterr()
     assert main(["export", "--to", "mig-parted"]) == 3
     assert "map.json cannot be set up: geometry: node0 gpu 0: 3g.40gb and 2g.20gb overlap" in capsys.readouterr().err
-
-
-def test_from_the_map_that_runs_nothing_moves_and_that_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["place", "-o", "before.json"]) == 0
-    assert "Replicas to move" not in capsys.readouterr().out
-    assert main(["place", "--from", "before.json"]) == 0
-    assert "Replicas to move: 0 of 1." in capsys.readouterr().out
-    assert read_map(here / "map.json").predicted.moves == 0
 
 
 def test_a_model_that_was_never_profiled_is_planned_with_the_regressors_that_were_trained(

@@ -81,9 +81,9 @@ def test_whoever_starts_tritons_servers_is_told_which_stands_where_and_what_is_n
     assert "run their batches at once and not in turns" in unshared
 
 
-def test_kubernetes_is_known_by_its_whole_name_and_its_map_is_a_block_of_lines() -> None:
+def test_the_map_of_kubernetes_is_a_block_of_lines() -> None:
     content = json.loads(MAP.to_json()) | {"policy": "×"}
-    text = export(parse_map(content, "map"), "kubernetes", "image:1").files["gpuprof.yaml"]
+    text = export(parse_map(content, "map"), "k8s", "image:1").files["gpuprof.yaml"]
     assert "  map.json: |\n    {\n" in text
     assert next(yaml.safe_load_all(text))["data"]["map.json"].startswith("{\n")
 

@@ -10,7 +10,6 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from markdown_it import MarkdownIt
 
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_file import parse_map
@@ -40,13 +39,6 @@ def test_every_object_keeps_the_schema_of_kubernetes(deployment: DeploymentMap) 
     names = [(entry["kind"], entry["metadata"]["name"]) for entry in manifests]
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name) for _, name in names)
-
-
-def test_the_schema_would_refuse_a_field_that_kubernetes_lacks() -> None:
-    (first, *_) = _of_kind(_manifests(MAP), "Deployment")
-    first["spec"]["template"]["spec"]["containers"][0]["imagee"] = "typo"
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(first, "1.30", strict=True)
 
 
 def test_a_pod_a_node_asks_for_the_devices_that_the_map_has_there() -> None:
@@ -164,30 +156,10 @@ def test_the_services_that_the_readme_names_are_in_the_manifest_and_select_pods(
         assert any(service["spec"]["selector"].items() <= label.items() for label in labels)
 
 
-@pytest.mark.parametrize("target", ["k8s", "kserve"])
-def test_manifests_are_applied_on_the_servers_side_which_alone_takes_large_maps(target: str) -> None:
-    """By itself kubectl keeps each object in an annotation, and an API server refused a map of 457 KB for it."""
-    assert "kubectl apply --server-side -f" in export(MAP, target, IMAGE).files["README.md"]
-    services = _of_kind(_manifests(MAP, target), "Service")
-    ports = [port for service in services for port in service["spec"]["ports"]]
-    assert ports and all(port["protocol"] == "TCP" for port in ports)  # 1.20 applies no port without it
-
-
 def test_quantities_are_texts_so_that_applying_a_manifest_again_changes_nothing() -> None:
     for deployment in _of_kind(_manifests(awkward()), "Deployment"):
         (container,) = deployment["spec"]["template"]["spec"]["containers"]
         assert all(isinstance(value, str) for part in container["resources"].values() for value in part.values())
-
-
-@pytest.mark.parametrize("target", ["k8s", "kserve", "ray-serve", "triton"])
-def test_commands_below_the_steps_of_a_readme_are_blocks_of_code(target: str) -> None:
-    """Markdown counts four spaces from where the text of a list begins, three letters in."""
-    tokens = MarkdownIt().parse(export(MAP, target, IMAGE).files["README.md"])
-    lines = [line for token in tokens if token.type == "code_block" for line in token.content.splitlines()]
-    commands = [line for line in lines if not line.startswith(" ")]
-    assert commands and all(re.match("kubectl|ray start|CUDA|env ", line) for line in commands)
-    inline_text = " ".join(token.content for token in tokens if token.type == "inline")
-    assert not re.search("kubectl (label|create)|ray start --|tritonserver --model", inline_text)
 
 
 def test_a_map_larger_than_kubernetes_keeps_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,17 +109,6 @@ def test_a_map_that_shrank_grows_again_onto_the_machines_that_it_had(first: Depl
     assert large is not None and {machine.name for machine in large.nodes} == {"one", "two"}
 
 
-@pytest.mark.slow
-def test_of_a_load_far_too_large_the_part_that_is_served_is_planned(first: DeploymentMap) -> None:
-    part = plan_again(first, Load({"net": 1000.0}, {}))
-    assert part is not None and part.predicted.gpus == 1
-    assert first.models["net"].rate_rps < part.models["net"].rate_rps < 100.0
-    wanted = plan_again(first, Load({"net": 95.0}, {}))
-    assert wanted is not None
-    assert plan_again(wanted, Load({"net": wanted.models["net"].rate_rps}, {})) is not None
-    assert plan_again(wanted, Load({"net": 20.0}, {"net": 100.0})) is None
-
-
 def test_services_of_one_model_stay_services(first: DeploymentMap) -> None:
     Path("slo.csv").write_text("service,model,rate_rps,slo_ms\none,net,10,200\ntwo,net,5,300\n")
     assert main(["place", "-o", "services.json", "--max-batch", "1"]) == 0

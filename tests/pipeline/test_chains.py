@@ -59,11 +59,6 @@ def test_the_steps_of_a_chain_share_its_slo_and_its_late_requests(plan: Deployme
     assert not plan.unplaced
 
 
-def test_a_map_without_chains_has_no_entry_for_them_and_one_with_them_is_read_back(plan: DeploymentMap) -> None:
-    assert DeploymentMap.model_validate_json(plan.to_json()) == plan
-    assert "chains" not in json.loads(plan.model_copy(update={"chains": {}}).to_json())
-
-
 @pytest.mark.parametrize("steps", [("resnet18", "absent"), ("resnet18", "resnet18")])
 def test_a_map_whose_chain_has_a_wrong_step_is_refused(plan: DeploymentMap, steps: tuple[str, str]) -> None:
     content = json.loads(plan.to_json())
@@ -139,13 +134,6 @@ def test_a_chain_that_misses_in_a_simulation_is_planned_again_and_named_if_it_st
     assert queue.shape.size > 1
     assert queue_of(solved.queueing, "resnet18") is problem.queueing
     assert len(notes) == misses_again and plan.chains.keys() == {"c"}
-
-
-def test_a_chain_may_be_longer_than_the_parts_of_an_slo(folder: Path) -> None:
-    chain = [gpuprof.Demand(">".join([f"{folder}/mlp.onnx"] * 24), 1.0, gpuprof.Slo(1000.0, 90.0))]
-    problem = build_problem(chain, "a100-40", None, gpuprof.PlanningOptions(max_batch=1))
-    assert len(problem.demands) == 24
-    assert sum(demand.slo.latency_ms for demand in problem.demands) == pytest.approx(1000.0)
 
 
 def test_a_chain_of_file_and_dims_and_of_empty_steps_is_refused(folder: Path, tmp_path: Path) -> None:

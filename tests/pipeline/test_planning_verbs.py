@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument
-from gpuprof.pipeline.place import MapOutput
 from gpuprof.pipeline.problem import PlanningOptions
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 
@@ -81,24 +79,6 @@ def test_a_policy_may_be_an_object_and_a_map_the_one_before() -> None:
     assert second.deployment.predicted.moves == 0
 
 
-def test_what_cannot_be_met_is_noted_and_written_only_where_that_is_allowed(here: Path) -> None:
-    many = (DEMANDS[0], replace(DEMANDS[1], rate_rps=5000.0))
-    notes: list[str] = []
-    result = gpuprof.place(many, fleet="v100:1", policy="ffd", options=SMALL, note=notes.append)
-    assert not result.is_complete
-    assert notes == list(result.notes)
-    assert any(note.startswith("b: ") and "cannot be served" in note for note in notes)
-    with pytest.raises(InfeasibleError, match=r"not every demand can be met: a, b \(--best-effort places the rest\)"):
-        result.write("strict.json")
-    assert not (here / "strict.json").exists()
-    allowed = gpuprof.place(
-        many, fleet="v100:1", policy="ffd", options=SMALL, output=MapOutput(path=Path("rest.json"), best_effort=True)
-    )
-    with pytest.raises(InfeasibleError, match=r"rest\.json holds the rest"):
-        allowed.write()
-    assert gpuprof.read_map(here / "rest.json") == allowed.deployment
-
-
 def test_the_settings_of_a_plan_are_checked_with() -> None:
     options = PlanningOptions(confidence=0.9, max_batch=2, isolate=True)
     deployment = gpuprof.place(DEMANDS, fleet="v100:2", policy="ffd", options=options).deployment
@@ -130,19 +110,6 @@ def test_without_a_database_the_maps_own_times_are_believed_and_that_is_noted(
         "the estimator 'database' cannot be asked here: what it stands on, or the estimator itself, is missing; "
         "the times and the memory written in the map are believed"
     )
-
-
-def test_compare_says_how_far_it_is_and_draws_what_it_found(here: Path) -> None:
-    steps: list[gpuprof.Progress] = []
-    comparison = gpuprof.compare(
-        "slo.csv", fleet="v100:2", policies=["ffd", "optimal"], options=SMALL, progress=steps.append
-    )
-    assert [(step.step, step.done, step.total) for step in steps] == [
-        ("planning by ffd", 0, 2),
-        ("planning by optimal", 1, 2),
-        ("planned", 2, 2),
-    ]
-    assert list(comparison.to_frame()["policy"]) == ["ffd", "optimal"]
 
 
 def test_explain_takes_the_only_model_of_a_map_unasked() -> None:

@@ -143,21 +143,6 @@ def test_what_names_nothing_is_refused(tmp_path: Path) -> None:
         gpuprof.explain(MAP)
 
 
-def test_one_source_and_one_regressor_need_no_list(tmp_path: Path) -> None:
-    (tmp_path / "map.json").write_text(MAP.to_json())
-    assert gpuprof.report(str(tmp_path / "map.json"), tmp_path / "r.html").sections
-    with pytest.raises(InputError, match="unknown regressor 'ridge'"):
-        gpuprof.train(regressors="ridge", db=tmp_path)
-
-
-def test_one_model_needs_no_list(tmp_path: Path) -> None:
-    model = gpuprof.build_model("mlp", tmp_path / "mlp.onnx")
-    estimate, listed = (gpuprof.estimate(given, device="t4").rows() for given in (str(model), [model]))
-    assert estimate == listed
-    with pytest.raises(InputError, match=r"there is no model file nowhere\.onnx"):
-        gpuprof.profile("nowhere.onnx", device="cpu", db=tmp_path / "db")
-
-
 def test_an_estimate_needs_a_batch_size(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="an estimate needs a batch size"):
         gpuprof.estimate([gpuprof.build_model("mlp", tmp_path / "mlp.onnx")], batches=[], device="t4")
