@@ -21,7 +21,6 @@ from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.load.load import RequestStream
 from gpuprof.load.target import Target
 from gpuprof.machine.cpu import local_cpu
-from gpuprof.serving.engines.ray_engine import find_placement
 from tests.reruns import serves_in_real_time
 from tests.serving.change.test_adapt import Loaded
 from tests.serving.change.test_shadow import decisions
@@ -39,18 +38,6 @@ def two_nodes() -> dict[str, Any]:
     document = map_of({"m": "null:4", "large": "null:600k"}, [replica("m"), replica("large")], slo_ms=20_000.0)
     document["nodes"] = [{**document["nodes"][0], "name": name} for name in ("one", "two")]
     return document
-
-
-def ray_node(*resources: str, alive: bool = True, labels: dict[str, str] | None = None) -> dict[str, Any]:
-    return {"Alive": alive, "Resources": dict.fromkeys(resources, 1.0), "Labels": labels or {}}
-
-
-def test_a_node_of_the_map_is_the_ray_node_that_has_its_name_or_one_that_stands_in() -> None:
-    nodes = [ray_node("gpuprof:one"), ray_node("gpuprof:two", alive=False), ray_node(labels={"gpuprof.node": "three"})]
-    assert find_placement("one", nodes) == {"resources": {"gpuprof:one": 1}}
-    assert find_placement("two", nodes) is None
-    assert find_placement("three", nodes) == {"label_selector": {"gpuprof.node": "three"}}
-    assert find_placement("two", [*nodes, ray_node("gpuprof")]) == {"resources": {"gpuprof": 1}}
 
 
 @pytest.fixture(scope="module")

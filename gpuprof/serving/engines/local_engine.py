@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 from gpuprof.errors import GpuprofError, UnavailableError
 from gpuprof.runtime.module_command import module_command
@@ -18,22 +18,26 @@ from gpuprof.serving.watch.logs import LOGGER
 from gpuprof.serving.watch.supervised_process import LivingProcess, SupervisedProcess
 
 _NAME = "here"
-_PATIENCE_S = 20.0
+_COME_S, _PATIENCE_S = 120.0, 20.0
 
 
 #: Profile and first memory slice of each MIG instance, by the number of the GPU.
 Layouts = Mapping[str, Sequence[tuple[str, int]]]
 
 
-async def find_machine_parts(machine: MachineLink, layouts: Layouts) -> MachineParts:
-    """Return the parts of a machine, after its GPUs were partitioned according to ``layouts``."""
-    return await machine.apply_layouts(layouts) if layouts else await machine.wait()
+class Engine(ABC):
+    """Runs machine processes on the nodes of a map.
 
+    Attributes
+    ----------
+    on_moved : callable
+        Called after a machine was replaced by another, whose parts may differ.
+    """
 
-class Engine(Protocol):
-    """Runs machine processes on the nodes of a map."""
-
-    on_moved: Callable[[], None]  #: Called after a machine was replaced by another, whose parts may differ.
+    def __init__(self) -> None:
+        self._rendezvous = Rendezvous()
+        self._opening = asyncio.Lock()
+        self.on_moved: Callable[[], None] = lambda: None
 
     async def parts(self, nodes: Mapping[str, Layouts]) -> dict[str, MachineParts]:
         """Return the parts of the machines of these nodes, after their GPUs were partitioned.
@@ -41,33 +45,39 @@ class Engine(Protocol):
         Raises
         ------
         GpuprofError
-            When a node has no machine, or a GPU cannot be partitioned.
+            When a node has no machine, it does not start, or a GPU cannot be partitioned.
         """
+        machines = [await self.machine(node) for node in nodes]
+        parts = {}
+        for machine, (node, layouts) in zip(machines, nodes.items(), strict=True):
+            try:
+                parts[node] = await asyncio.wait_for(
+                    machine.apply_layouts(layouts) if layouts else machine.wait(), _COME_S
+                )
+            except TimeoutError:
+                raise UnavailableError(
+                    f"the machine of node {node!r} has not started within {_COME_S:g} s",
+                    "with Ray: is its resource taken by another server? see ray status",
+                ) from None
+        return parts
 
+    @abstractmethod
     async def machine(self, node: str) -> MachineLink:
         """Return the machine for the workers of a node."""
 
+    @abstractmethod
     async def close(self) -> None:
         """End every machine process, and return when they have ended."""
 
 
-class LocalEngine:
+class LocalEngine(Engine):
     """The engine that runs the workers of all nodes on this machine; ``arena``: shared with the workers."""
 
     def __init__(self, arena: Arena) -> None:
+        super().__init__()
         self._arena = arena
-        self._rendezvous = Rendezvous()
         self._machine: MachineLink | None = None
         self._process: SupervisedProcess | None = None
-        self._opening = asyncio.Lock()
-        self.on_moved: Callable[[], None] = lambda: None
-
-    async def parts(self, nodes: Mapping[str, Layouts]) -> dict[str, MachineParts]:
-        """Return the parts of this machine for each node, after its GPUs were partitioned.
-
-        Raises `UnavailableError` when a GPU cannot be partitioned.
-        """
-        return {node: await find_machine_parts(await self.machine(node), layouts) for node, layouts in nodes.items()}
 
     async def machine(self, node: str) -> MachineLink:
         """Return this machine; its process is started at the first use.
