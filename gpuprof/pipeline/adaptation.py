@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Node
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
+from gpuprof.domain.fleet import Fleet
 from gpuprof.domain.share import Share
 from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.pipeline.arguments import locate_files
+from gpuprof.pipeline.problem import plan_map
+from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem
 from gpuprof.pipeline.result import NoteCallback, say_nothing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from gpuprof.domain.deployment import DeploymentMap, Gpu
-    from gpuprof.domain.fleet import Fleet
-    from gpuprof.serving.change.adapt import Load
+from gpuprof.serving.change.adapt import Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +37,6 @@ class MapReplanner:
         None when this part does not exceed the rates of the present map. Raises `GpuprofError` when the database lacks
         a model or a device.
         """
-        from gpuprof.pipeline.problem import plan_map
-        from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem
-
         problem = restore_problem(locate_files(deployment, self.base), self.db, estimator=self.estimator)
         settings = deployment.planned_with
         if self.estimator is not None:
@@ -88,8 +82,6 @@ def check_adaptable(
     Raises `InputError` when this process serves a single node of several, or the database lacks a model or a device of
     the map.
     """
-    from gpuprof.pipeline.recorded_problem import restore_problem
-
     if node is not None and len(deployment.nodes) > 1:
         raise InputError("--adapt and --node exclude each other: a plan is for all nodes")
     problem = restore_problem(deployment, db, note, estimator)
@@ -110,8 +102,6 @@ def _fix_counts(fleet: Fleet, deployment: DeploymentMap) -> Fleet:
 
 def _move_to_known_gpus(plan: DeploymentMap, now: DeploymentMap, first: DeploymentMap) -> DeploymentMap:
     """Move replicas from GPUs that neither map has to free GPUs of the first map: no other GPUs exist."""
-    from gpuprof.domain.deployment import Node
-
     kinds = {(name, gpu.index): gpu.device for name, gpu in (*_list_gpus(first), *_list_gpus(now))}
     stays = {(name, gpu.index) for name, gpu in _list_gpus(plan) if kinds.get((name, gpu.index)) == gpu.device}
     free = [place for place in kinds if place not in stays]

@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from gpuprof.domain.arrival_process import BatchPoissonArrivals
 from gpuprof.domain.demand import Demand, Slo, require_possible
@@ -18,11 +17,11 @@ from gpuprof.pipeline.arguments import model_name, name_demand
 from gpuprof.pipeline.estimate import estimate_smallest
 from gpuprof.pipeline.problem import plan_map
 from gpuprof.pipeline.result import NoteCallback
+from gpuprof.pipeline.simulate import ServiceSettings, SimulatedTraffic
+from gpuprof.placement.policies import Policy
+from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
-
-if TYPE_CHECKING:
-    from gpuprof.placement.policies import Policy
-    from gpuprof.placement.problem import Problem
+from gpuprof.simulator.engine import simulate
 
 #: Least number of equal parts of an SLO that are dealt out to the steps: budgets differ by 5% of the SLO.
 _PARTS = 20
@@ -118,9 +117,6 @@ def plan_chains(problem: Problem, policy: Policy, note: NoteCallback) -> tuple[P
 
 def _simulate_misses(deployment: DeploymentMap) -> dict[str, float]:
     """Return the chains that miss their SLO in a simulation of the map, with the percent of requests in time."""
-    from gpuprof.pipeline.simulate import ServiceSettings, SimulatedTraffic
-    from gpuprof.simulator.engine import simulate
-
     total_rps = math.fsum(model.rate_rps for model in deployment.models.values())
     arrivals, seconds = SimulatedTraffic(duration_s=_SIMULATED_REQUESTS / total_rps).read_arrivals(deployment)
     options = ServiceSettings().simulation_options(deployment, arrivals, seconds, seed=0)

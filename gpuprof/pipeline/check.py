@@ -13,6 +13,9 @@ from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.estimate import is_unstable
 from gpuprof.domain.map_sources import describe_basis
 from gpuprof.errors import InfeasibleError, InputError, UnavailableError
+from gpuprof.estimators.builtin import estimator_names
+from gpuprof.graph.load import read_fixed_batch
+from gpuprof.machine.live_check import find_live_faults
 from gpuprof.pipeline.arguments import (
     DemandsArgument,
     MapArgument,
@@ -32,7 +35,11 @@ from gpuprof.pipeline.result import NoteCallback, NoteList, Result, say_nothing
 from gpuprof.pipeline.settings import option
 from gpuprof.placement import feasibility
 from gpuprof.placement.feasibility import Violation
+from gpuprof.placement.policies import policy_names
 from gpuprof.plugins import identify
+from gpuprof.runtime.batch_items import describe_mixing, find_mixed_output
+from gpuprof.runtime.optimizer import find_refusal
+from gpuprof.serving.plan.serving_plan import chosen_node
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,9 +142,6 @@ def check(
     if unknown := feasibility.find_unknown_memory(resolved, evidence):
         notes.add(f"nothing is known of the memory of {', '.join(unknown)}: whether it suffices was not checked")
     if chosen.live:
-        from gpuprof.machine.live_check import find_live_faults
-        from gpuprof.serving.plan.serving_plan import chosen_node
-
         faults = find_live_faults(chosen_node(resolved, chosen.node))
         violations = (*violations, *(Violation("machine", where, message) for where, message in faults))
     for name, message in _find_refusals(resolved, map_folder(deployment)):
@@ -165,10 +169,6 @@ def _judge_chains_by(deployment: DeploymentMap, demands: Sequence[Demand]) -> tu
 
 def _find_refusals(deployment: DeploymentMap, base: Path) -> Iterator[tuple[str, str]]:
     """Yield the models whose files cannot be served as planned, and the reasons."""
-    from gpuprof.graph.load import read_fixed_batch
-    from gpuprof.runtime.batch_items import describe_mixing, find_mixed_output
-    from gpuprof.runtime.optimizer import find_refusal
-
     batched = {replica.model for *_, replica in deployment.places() if replica.batch > 1}
     batched -= {name for name, entry in deployment.models.items() if entry.members}  # joined from apart items
     on_gpu = any(not gpu.device.startswith("cpu") for _, gpu, _, _ in deployment.places())
@@ -184,9 +184,6 @@ def _find_refusals(deployment: DeploymentMap, base: Path) -> Iterator[tuple[str,
 
 def _describe_strangers(deployment: DeploymentMap) -> Iterator[str]:
     """Yield a note on a policy or an estimator of the map without a plug-in here: its claims cannot be checked."""
-    from gpuprof.estimators.builtin import estimator_names
-    from gpuprof.placement.policies import policy_names
-
     policy, estimator = deployment.policy, deployment.planned_with.estimator
     # A prefix match: policies append their options to their name.
     if not any(policy.startswith(name) for name in policy_names()) and ":" not in policy:

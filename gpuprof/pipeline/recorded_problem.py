@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from gpuprof.domain.estimate import Estimator
+from gpuprof.domain.demand import Demand, Slo, join_demands, require_possible
+from gpuprof.domain.deployment import DeploymentMap, PlannedDevices
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import NOTHING_TRIED, Estimator, TriedRuns
+from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.sizes import mixed_name, name_parts
 from gpuprof.errors import InputError
-from gpuprof.pipeline.arguments import PathArgument, locate_files, model_paths
-from gpuprof.pipeline.problem import make_queueing
+from gpuprof.estimators.builtin import DEFAULT, is_plugin
+from gpuprof.estimators.cross_gpu.execution import parse_execution
+from gpuprof.estimators.wrappers import name_services, name_tried_services
+from gpuprof.graph.file import read_onnx
+from gpuprof.kernel_db.store import KernelDb
+from gpuprof.pipeline.arguments import PathArgument, locate_files, model_paths, name_demand
+from gpuprof.pipeline.devices import (
+    make_database_estimator,
+    make_named_estimator,
+    open_database,
+    read_own_devices,
+    resolve_device,
+)
+from gpuprof.pipeline.problem import RECORDED_OPTIONS, collect_tried_runs, make_queueing
 from gpuprof.pipeline.result import NoteCallback, say_nothing
 from gpuprof.pipeline.settings import DEVICE_FILE, PRECISION, RUNTIME, Settings, option
+from gpuprof.placement.feasibility import Evidence
+from gpuprof.placement.policies import DEFAULT as DEFAULT_POLICY
+from gpuprof.placement.policies import Policy, make_policy, policy_names
+from gpuprof.placement.predict import retime_map
+from gpuprof.placement.problem import Options, Problem
 from gpuprof.plugins import identify, require_importable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from gpuprof.domain.demand import Demand
-    from gpuprof.domain.deployment import DeploymentMap, PlannedDevices
-    from gpuprof.domain.device import Device
-    from gpuprof.domain.estimate import TriedRuns
-    from gpuprof.kernel_db.store import KernelDb
-    from gpuprof.placement.feasibility import Evidence
-    from gpuprof.placement.policies import Policy
-    from gpuprof.placement.problem import Problem
+from gpuprof.rules.host_work import host_work_of_plan
+from gpuprof.rules.merged_estimate import estimate_merged
 
 
 class OtherTimes(Settings):
@@ -57,15 +69,6 @@ def restore_problem(
     Models that the database lacks are read from their files; where all files are there, no database is needed. Raises
     `InputError` when the database is missing, or lacks a device of the map; or when the map's demands are impossible.
     """
-    from gpuprof.domain.demand import Demand, Slo, require_possible
-    from gpuprof.domain.deployment import PlannedDevices
-    from gpuprof.domain.fleet import Fleet, FleetEntry
-    from gpuprof.estimators.builtin import is_plugin
-    from gpuprof.pipeline.devices import open_database, resolve_device
-    from gpuprof.pipeline.problem import RECORDED_OPTIONS
-    from gpuprof.placement.problem import Options, Problem
-    from gpuprof.rules.host_work import host_work_of_plan
-
     paths = model_paths(deployment)
     lacking = [name for name, model in deployment.requested.items() if (model.source_model or name) not in paths]
     settings = deployment.planned_with
@@ -111,13 +114,6 @@ def _restore_estimator(
     note: NoteCallback,
 ) -> tuple[Estimator, TriedRuns]:
     """Return an estimator of a map's services, and the database's records of their successful and failed runs."""
-    from gpuprof.estimators.builtin import DEFAULT
-    from gpuprof.estimators.cross_gpu.execution import parse_execution
-    from gpuprof.estimators.wrappers import name_services, name_tried_services
-    from gpuprof.pipeline.devices import make_database_estimator, make_named_estimator
-    from gpuprof.pipeline.problem import collect_tried_runs
-    from gpuprof.rules.merged_estimate import estimate_merged
-
     settings, sources = deployment.planned_with, source_models(deployment)
     runtime = times.runtime or settings.runtime
     execution = parse_execution(times.precision or settings.precision, runtime, settings.host_us)
@@ -141,8 +137,6 @@ def _with_price(device: Device, planned: PlannedDevices | None) -> Device:
 
 def _join_members(deployment: DeploymentMap, demands: Sequence[Demand]) -> tuple[Demand, ...]:
     """Return the demands for the map's models: one for all members of a merged model."""
-    from gpuprof.domain.demand import join_demands
-
     by_model: dict[str, list[Demand]] = {}
     for demand in demands:
         by_model.setdefault(deployment.serving.get(demand.model, demand.model), []).append(demand)
@@ -153,8 +147,6 @@ def _join_members(deployment: DeploymentMap, demands: Sequence[Demand]) -> tuple
 
 def _is_recomputable(deployment: DeploymentMap, graphs: Mapping[str, Path]) -> bool:
     """Return whether the map's times were predicted from files alone, which are all there and the same."""
-    from gpuprof.graph.file import read_onnx
-
     if deployment.planned_with.database_sha256 is not None:
         return False
     for name, model in deployment.requested.items():
@@ -177,7 +169,6 @@ def time_map_by(
     """
     if estimator is None:
         return deployment
-    from gpuprof.placement.predict import retime_map
 
     evidence = collect_map_evidence(deployment, base, OtherTimes(db=db, estimator=estimator), note=note)
     return retime_map(deployment, evidence, identify(estimator))
@@ -194,11 +185,9 @@ def _list_parts(sources: Iterable[str]) -> list[str]:
 
 def restore_policy(deployment: DeploymentMap) -> Policy:
     """Return the policy of a map, with its default options; the default policy where the map's is unknown."""
-    from gpuprof.placement.policies import DEFAULT, make_policy, policy_names
-
     # A map appends the options to the policy's name; of several matching prefixes the longest is right.
     prefixes = [name for name in policy_names() if deployment.policy.startswith(name)]
-    return make_policy(max(prefixes, key=len) if prefixes else DEFAULT)
+    return make_policy(max(prefixes, key=len) if prefixes else DEFAULT_POLICY)
 
 
 def collect_map_evidence(
@@ -212,12 +201,6 @@ def collect_map_evidence(
 
     ``against``: demands to check instead of the map's own; ``source``: source of the times, by default the map's own.
     """
-    from gpuprof.domain.estimate import NOTHING_TRIED
-    from gpuprof.pipeline.arguments import name_demand
-    from gpuprof.pipeline.devices import open_database
-    from gpuprof.placement.feasibility import Evidence
-    from gpuprof.rules.host_work import host_work_of_plan
-
     settings, source = deployment.planned_with, source or OtherTimes()
     database = open_database(source.db, needed=False)
     located = locate_files(deployment, base)
@@ -250,8 +233,6 @@ def _find_devices(
     deployment: DeploymentMap, database: KernelDb | None, device_file: PathArgument | None
 ) -> dict[str, Device]:
     """Return the known devices of a map, with the prices that it was planned with."""
-    from gpuprof.pipeline.devices import read_own_devices, resolve_device
-
     resolved: dict[str, Device] = {}
     planned = {entry.device: entry for entry in deployment.planned_with.fleet}
     for name in sorted({gpu.device for node in deployment.nodes for gpu in node.gpus}):
