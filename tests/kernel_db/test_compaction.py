@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import shutil
-from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpuprof.errors import InputError
-from gpuprof.kernel_db import compaction, store
+from gpuprof.kernel_db import compaction
 from gpuprof.kernel_db.compaction import compact_if_due, merge_segments
-from gpuprof.kernel_db.store import KernelDb, write_segment
+from gpuprof.kernel_db.store import KernelDb
 from tests.kernel_db.rows import a_run, assert_sound
 
 
@@ -50,12 +50,6 @@ def test_runs_that_come_later_are_read_beside_it_and_compacted_again(tmp_path: P
     assert database.read_table("kernels").num_rows == 15
 
 
-def test_compacting_an_empty_or_compact_database_changes_nothing(tmp_path: Path) -> None:
-    database = _database(tmp_path / "db", runs=1)
-    assert merge_segments(database).segments_after == 1
-    assert [path.name for path in database.segments()] == ["r0"]
-
-
 @pytest.mark.parametrize("place", ["other/table.parquet", "other/models.parquet", "r1/notes.txt"])
 def test_what_gpuprof_did_not_write_is_neither_merged_nor_removed(tmp_path: Path, place: str) -> None:
     database = _database(tmp_path / "db")
@@ -65,14 +59,6 @@ def test_what_gpuprof_did_not_write_is_neither_merged_nor_removed(tmp_path: Path
     with pytest.raises(InputError, match=r"gpuprof did not write .*move it out"):
         merge_segments(database)
     assert foreign.read_bytes() == b"mine" and (database.path / "r0").is_dir()
-
-
-def test_runs_merge_when_due_beside_what_gpuprof_did_not_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "_MOST_RUNS", 2)
-    database = _database(tmp_path / "db")
-    (database.path / "other").mkdir()
-    compact_if_due(database)
-    assert [path.name for path in database.segments() if not path.name.startswith("compacted-")] == ["other"]
 
 
 @pytest.mark.parametrize("moment", ["before", "first", "second", "third"])
@@ -105,43 +91,6 @@ def test_a_killed_compaction_neither_loses_nor_doubles_rows(
     assert _ids(database) == ["r0", "r1", "r2", "r3", "r5"]
 
 
-def test_a_run_appended_while_compacting_is_there_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    database = _database(tmp_path / "db")
-    write = write_segment
-
-    def slow(*args: object, **kwargs: object) -> Path:
-        database.append(a_run("r7"))
-        return write(*args, **kwargs)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(compaction, "write_segment", slow)
-    merge_segments(database)
-    assert _ids(database) == ["r0", "r1", "r2", "r3", "r7"]
-
-
-def test_a_run_appended_between_the_listings_of_a_compaction_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    database = _database(tmp_path / "db")
-    list_segments = store.replaced_names
-    late = [f"late{number}" for number in range(20)]
-
-    def list_then_append(segments: Iterable[Path]) -> set[str]:
-        names = list_segments(segments)
-        if late:
-            with monkeypatch.context() as patch:
-                patch.setattr(store, "replaced_names", list_segments)
-                KernelDb(database.path).append(a_run(late.pop()))
-        return names
-
-    monkeypatch.setattr(store, "replaced_names", list_then_append)
-    merge_segments(database)
-    appended = 20 - len(late)
-    late.clear()
-    assert appended > 0
-    assert len(_ids(database)) == 4 + appended
-    assert_sound(database)
-
-
 @pytest.mark.slow
 def test_no_acknowledged_run_is_lost_while_four_processes_append_and_compact(tmp_path: Path) -> None:
     path = tmp_path / "db"
@@ -162,14 +111,17 @@ def _append_and_compact(path: Path, writer: int, runs: int = 100) -> list[str]:
     return acknowledged
 
 
-def test_two_compactions_at_once_are_refused(tmp_path: Path) -> None:
-    import fcntl
-
+def test_two_compactions_at_once_are_refused_and_those_when_due_wait_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     database = _database(tmp_path / "db")
     with (database.path / ".compact.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(InputError, match="another compaction"):
             merge_segments(database)
+        monkeypatch.setattr(compaction, "_MOST_RUNS", 2)
+        compact_if_due(database)
+    assert len(database.segments()) == 4
 
 
 def test_compacting_when_due_keeps_segments_few_and_rows_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,17 +133,6 @@ def test_compacting_when_due_keeps_segments_few_and_rows_whole(tmp_path: Path, m
         assert len(database.segments()) <= 5
     assert _ids(database) == [f"r{number:02}" for number in range(20)]
     assert_sound(database)
-
-
-def test_compacting_when_due_waits_for_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fcntl
-
-    monkeypatch.setattr(compaction, "_MOST_RUNS", 2)
-    database = _database(tmp_path / "db")
-    with (database.path / ".compact.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        compact_if_due(database)
-    assert len(database.segments()) == 4
 
 
 def test_on_a_full_disk_compacting_says_so_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

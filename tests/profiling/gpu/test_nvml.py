@@ -29,25 +29,19 @@ def test_power_and_clock_are_means_and_memory_is_the_most() -> None:
     assert figures.temperature_c == 40 + figures.samples
 
 
-def test_what_loading_took_can_be_forgotten() -> None:
+def test_neither_loading_nor_pauses_after_the_timing_are_sampled() -> None:
     nvml = FakeNvml()
+    nvml.energy_mj = 5_000.0  # of a time too short for it
     with NvmlSampler(nvml=nvml, period_s=0.001) as sampler:
         _wait(nvml, 10)
         sampler.begin()
         before = nvml.asked
         _wait(nvml, before + 3)
-    power = sampler.figures().power_w
-    assert power is not None and power > 80 + 20 * before
-
-
-def test_pauses_after_the_timing_are_not_sampled() -> None:
-    nvml = FakeNvml()
-    with NvmlSampler(nvml=nvml, period_s=0.001) as sampler:
-        _wait(nvml, 5)
         sampler.stop()
         kept = sampler.figures()
         _wait(nvml, nvml.asked + 20)  # the GPU is asked on, and nothing of it kept
-    assert sampler.figures().samples == kept.samples
+    assert sampler.figures().samples == kept.samples and kept.power_source == "samples"
+    assert kept.power_w is not None and kept.power_w > 80 + 20 * before
 
 
 def test_power_is_what_the_energy_counter_says_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,15 +59,6 @@ def test_power_is_what_the_energy_counter_says_of_the_time(monkeypatch: pytest.M
         nvml.energy_mj, clock[0] = 1_410_000.0, 130.0  # pauses
     figures = sampler.figures()
     assert figures.power_w == pytest.approx(700.0) and figures.power_source == "energy counter"
-
-
-def test_a_time_too_short_for_the_energy_counter_is_sampled() -> None:
-    nvml = FakeNvml()
-    nvml.energy_mj = 5_000.0
-    with NvmlSampler(nvml=nvml, period_s=0.001) as sampler:
-        _wait(nvml, 3)
-        sampler.stop()
-    assert sampler.figures().power_source == "samples"
 
 
 def test_what_a_gpu_does_not_say_is_null() -> None:
