@@ -50,12 +50,8 @@ def test_occupancies_of_kernels_that_overlap_add_up() -> None:
     assert requirement.wavg_occupancy_pct == pytest.approx((40 + 70 + 30 + 0 + 60) * 5 / 25)
     assert requirement.busy_ms == 20e-6 and requirement.dispatch_ms == 5e-6
     assert requirement.kernel_count == 3
-
-
-def test_kernels_that_overlap_have_no_more_than_the_device() -> None:
-    requirement = _require(kernels((0, 10, 80.0, 1), (5, 15, 70.0, 1)))
-    assert requirement.max_occupancy_pct == 100.0
-    assert requirement.wavg_occupancy_pct == pytest.approx((80 + 100 + 70) / 3)
+    full = _require(kernels((0, 10, 80.0, 1), (5, 15, 70.0, 1)))  # no more than the device
+    assert full.max_occupancy_pct == 100.0 and full.wavg_occupancy_pct == pytest.approx((80 + 100 + 70) / 3)
 
 
 def test_sm_utilisation_is_the_thesis_on_a_v100() -> None:
@@ -65,19 +61,17 @@ def test_sm_utilisation_is_the_thesis_on_a_v100() -> None:
     assert _require(kernels((0, 10, 1.0, 80))).wavg_sm_util_pct is None
 
 
-def test_bandwidths_are_weighted_by_time() -> None:
+def test_runs_are_averaged_and_copies_counted_for_one_and_bandwidths_are_weighted_by_time() -> None:
     requirement = _require(kernels((0, 10, 1.0, 1), (10, 40, 1.0, 1)))
-    assert requirement.l2_pct == pytest.approx((10 * 10 + 20 * 30) / 40)
-    assert requirement.dram_pct is None
-
-
-def test_runs_are_averaged_and_copies_counted_for_one() -> None:
+    assert requirement.l2_pct == pytest.approx((10 * 10 + 20 * 30) / 40) and requirement.dram_pct is None
     both = pd.concat([kernels((0, 10, 20.0, 1)), kernels((100, 110, 40.0, 1), (110, 120, 40.0, 1), repeat=1)])
     copies = _copies((0, 1, 100, "h2d", 0), (100, 1, 300, "h2d", 1), (110, 1, 8, "d2h", 1))
     requirement = _require(both, Timeline(both, "t", "1", copies), None)
     assert requirement.max_occupancy_pct == 30.0
     assert requirement.kernel_count == 1.5
     assert (requirement.h2d_bytes, requirement.d2h_bytes) == (200.0, 4.0)
+    unknown = _require(both, Timeline(both, "t", "1", copies.assign(direction="unknown")), None)
+    assert unknown.h2d_bytes is None and unknown.d2h_bytes is None
 
 
 def test_what_is_not_known_of_every_kernel_is_null() -> None:
@@ -103,14 +97,9 @@ def test_the_gap_is_what_a_batch_takes_beyond_kernels_and_copies_without_a_profi
     copies = _copies((0, 3 * ms, 1, "h2d", 0), (11 * ms, ms, 1, "d2h", 0))
     recorded = Timeline(frame, "t", "1", copies)
     requirement = _require(frame, recorded, None, latency_ms=8.0)
-    assert (requirement.busy_ms, requirement.copy_ms, requirement.dispatch_ms) == (
-        4.0,
-        1.0,
-        3.0,
-    )
-    assert requirement.wavg_occupancy_pct == pytest.approx(
-        (2 * 40.0 + 2 * 20.0) / 8.0
-    )  # over the batch, not over the trace
+    assert (requirement.busy_ms, requirement.copy_ms, requirement.dispatch_ms) == (4.0, 1.0, 3.0)
+    over_batch = (2 * 40.0 + 2 * 20.0) / 8.0  # not over the trace
+    assert requirement.wavg_occupancy_pct == pytest.approx(over_batch)
     in_trace = _require(frame, recorded, None)
     assert in_trace.dispatch_ms == 7.0  # the first copy runs for one of the 8 ms between
 
@@ -125,26 +114,13 @@ def test_memsets_are_no_waiting_and_whole_graphs_hide_what_a_run_is_made_of() ->
     assert with_graph.max_occupancy_pct is None and with_graph.kernel_count is None
 
 
-def test_bytes_are_not_known_where_a_copy_is_of_an_unknown_kind() -> None:
-    frame = kernels((0, 10, 40.0, 1))
-    copies = _copies((0, 1, 5, "unknown", 0))
-    requirement = _require(frame, Timeline(frame, "t", "1", copies), None)
-    assert requirement.h2d_bytes is None and requirement.d2h_bytes is None
-
-
 def test_occupancy_stands_on_counters_of_all_kernels_or_on_their_launches() -> None:
     counted = kernels((0, 10, 40.0, 1), (10, 20, 20.0, 1)).assign(launch_occupancy_pct=5.0)
     requirement = _require(counted)
-    assert (requirement.max_occupancy_pct, requirement.occupancy_source) == (
-        40.0,
-        "achieved_occupancy_pct",
-    )
+    assert (requirement.max_occupancy_pct, requirement.occupancy_source) == (40.0, "achieved_occupancy_pct")
     some = counted.assign(achieved_occupancy_pct=[40.0, np.nan])
     requirement = _require(some)
-    assert (requirement.max_occupancy_pct, requirement.occupancy_source) == (
-        5.0,
-        "launch_occupancy_pct",
-    )
+    assert (requirement.max_occupancy_pct, requirement.occupancy_source) == (5.0, "launch_occupancy_pct")
 
 
 def test_a_gap_below_nothing_is_noise_or_refused() -> None:

@@ -79,28 +79,28 @@ def test_kernels_carry_their_launch_their_operator_and_their_run(tmp_path: Path)
     assert timeline.gpus == {0: GpuDescription("NVIDIA A100-SXM4-80GB", "8.0", 108)}
 
 
-def test_times_keep_their_nanoseconds_though_they_count_from_the_epoch(tmp_path: Path) -> None:
-    kernels = read_json_trace(write(tmp_path / "t.json", trace())).kernels
-    assert kernels["start_ns"].tolist()[1] == (EPOCH_US + 1200) * 1000
-    assert kernels["duration_ns"].tolist() == [40_125] * 5
-
-
-def test_copies_have_their_direction_and_run(tmp_path: Path) -> None:
-    copies = read_json_trace(write(tmp_path / "t.json", trace())).copies
+def test_times_keep_nanoseconds_and_copies_and_memsets_have_their_run(tmp_path: Path) -> None:
+    document = trace()
+    copy = next(event for event in document["traceEvents"] if event.get("cat") == "gpu_memcpy")
+    document["traceEvents"].append({**copy, "cat": "gpu_memset", "name": "Memset (Device)"})
+    timeline = read_json_trace(write(tmp_path / "t.json", document))
+    assert timeline.kernels["start_ns"].tolist()[1] == (EPOCH_US + 1200) * 1000
+    assert timeline.kernels["duration_ns"].tolist() == [40_125] * 5
+    copies = timeline.copies
     assert sorted(zip(copies["repeat"], copies["direction"], copies["bytes"], strict=True)) == [
-        (0, "d2h", 64),
-        (0, "h2d", 4096),
-        (1, "d2h", 64),
-        (1, "h2d", 4096),
+        (run, *copied) for run in (0, 1) for copied in (("d2h", 64), ("h2d", 4096))
     ]
+    assert timeline.memsets["duration_ns"].tolist() == [5000] and timeline.memsets["repeat"].tolist() == [0]
 
 
-def test_a_compressed_trace_is_read_and_a_cut_one_refused(tmp_path: Path) -> None:
+def test_a_compressed_or_plain_trace_is_read_and_a_cut_one_refused(tmp_path: Path) -> None:
     packed = gzip.compress(json.dumps(trace()).encode())
     whole, cut = tmp_path / "t.json.gz", tmp_path / "c.json.gz"
     whole.write_bytes(packed)
     cut.write_bytes(packed[:-20])
     assert len(read_json_trace(whole).kernels) == 5
+    plain = write(tmp_path / "t.json", trace()["traceEvents"])  # a list of events
+    assert len(read_json_trace(plain).kernels) == 5
     with pytest.raises(InputError, match="not a whole JSON file"):
         read_json_trace(cut)
 
@@ -112,18 +112,6 @@ def test_a_trace_without_kernels_is_an_error_where_some_were_expected(tmp_path: 
     with pytest.raises(InputError, match="has no kernel"):
         read_json_trace(path)
     assert len(read_json_trace(path, expect_kernels=False).kernels) == 0
-
-
-def test_a_plain_list_of_events_is_a_trace_too(tmp_path: Path) -> None:
-    assert len(read_json_trace(write(tmp_path / "t.json", trace()["traceEvents"])).kernels) == 5
-
-
-def test_memsets_are_read(tmp_path: Path) -> None:
-    document = trace(runs=1)
-    copy = next(event for event in document["traceEvents"] if event.get("cat") == "gpu_memcpy")
-    document["traceEvents"].append({**copy, "cat": "gpu_memset", "name": "Memset (Device)"})
-    memsets = read_json_trace(write(tmp_path / "t.json", document)).memsets
-    assert memsets["duration_ns"].tolist() == [5000] and memsets["repeat"].tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -144,23 +132,15 @@ def _run(ts: int, dur: int) -> dict[str, Any]:
 
 
 def test_nodes_belong_to_the_run_that_holds_them(tmp_path: Path) -> None:
-    events = [_node("a", 110, 5), _node("a", 210, 6), _run(100, 50), _run(200, 50), _node("b", 120, 1, "Relu")]
+    fence = {"cat": "Node", "name": "a_fence_before", "ts": 111, "dur": 1, "args": {}}
+    events = [_node("a", 110, 5), _node("a", 210, 6), _run(100, 50), _run(200, 50), _node("b", 120, 1, "Relu"), fence]
     trace = read_node_events(write(tmp_path / "p.json", events))
     assert [(event.name, event.op_type, event.repeat, event.duration_ns) for event in trace] == [
         ("a", "Conv", 0, 5000),
         ("b", "Relu", 0, 1000),
         ("a", "Conv", 1, 6000),
     ]
-
-
-def test_other_events_are_passed_over(tmp_path: Path) -> None:
-    fence = {"cat": "Node", "name": "a_fence_before", "ts": 1, "dur": 1, "args": {}}
-    trace = read_node_events(write(tmp_path / "p.json", [fence, _run(0, 9), _node("a", 2, 3), {"ph": "M"}]))
-    assert len(trace) == 1
-
-
-def test_runs_of_a_model_of_constants_have_no_nodes(tmp_path: Path) -> None:
-    assert read_node_events(write(tmp_path / "p.json", [_run(0, 9)])) == ()
+    assert read_node_events(write(tmp_path / "p.json", [_run(0, 9)])) == ()  # of a model of constants
 
 
 @pytest.mark.parametrize("text", ['[{"cat": "Node"', "", '{"a": 1}', "[1, 2]", "[]"])
@@ -170,9 +150,6 @@ def test_what_is_no_whole_profile_is_refused_in_one_line(tmp_path: Path, text: s
     with pytest.raises(InputError) as caught:
         read_node_events(path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No such file"):
         read_node_events(tmp_path / "none.json")
 
@@ -218,41 +195,29 @@ def _launches(letters: list[str]) -> pd.DataFrame:
     return frame
 
 
-def test_the_same_kernels_in_the_same_order_match_one_by_one() -> None:
-    joined, notes = join_kernels(timeline("aba"), counted_launches("aba"))
-    assert joined["joined"].tolist() == ["both"] * 3
-    assert joined["achieved_occupancy_pct"].tolist() == [0.0, 1.0, 2.0]
-    assert notes == ()
+@pytest.mark.parametrize(
+    ("runs", "counted", "occupancies"),
+    [
+        (["aba"], "aba", [0.0, 1.0, 2.0]),
+        (["ab", "ab"], "ab", [0.0, 1.0, 0.0, 1.0]),  # counters of one run stand at each run
+        (["ab", "ab"], "abab", [0.0, 1.0, 2.0, 3.0]),
+        (["abcd"], "cdab", [2.0, 3.0, 0.0, 1.0]),  # streams may launch in another order
+    ],
+)
+def test_kernels_match_by_name_and_order(runs: list[str], counted: str, occupancies: list[float]) -> None:
+    joined, notes = join_kernels(timeline(*runs), counted_launches(counted))
+    assert joined["joined"].tolist() == ["both"] * len(occupancies) and notes == ()
+    assert joined["achieved_occupancy_pct"].tolist() == occupancies
 
 
-def test_counters_of_one_run_stand_at_each_run() -> None:
-    joined, _ = join_kernels(timeline("ab", "ab"), counted_launches("ab"))
-    assert joined["achieved_occupancy_pct"].tolist() == [0.0, 1.0, 0.0, 1.0]
-
-
-def test_counters_of_as_many_runs_stand_each_at_its_own() -> None:
-    joined, notes = join_kernels(timeline("ab", "ab"), counted_launches("abab"))
-    assert joined["achieved_occupancy_pct"].tolist() == [0.0, 1.0, 2.0, 3.0]
-    assert notes == ()
-
-
-def test_a_kernel_with_another_launch_configuration_does_not_match() -> None:
+def test_what_only_one_of_them_has_or_launches_otherwise_is_kept_and_said() -> None:
     joined, notes = join_kernels(timeline("aB"), counted_launches("ab"))
     assert joined["joined"].tolist() == ["both", "timeline", "counters"]
     assert len(notes) == 2 and "1 kernels that the timeline has but no counter" in notes[0]
     assert np.isnan(joined["achieved_occupancy_pct"][1])
-
-
-def test_what_only_one_of_them_has_is_kept_and_said() -> None:
     joined, notes = join_kernels(timeline("acb"), counted_launches("abd"))
     assert joined["joined"].tolist() == ["both", "timeline", "both", "counters"]
     assert "kc" in notes[0] and "kd" in notes[1]
-
-
-def test_streams_that_launch_in_another_order_still_match() -> None:
-    joined, notes = join_kernels(timeline("abcd"), counted_launches("cdab"))
-    assert joined["achieved_occupancy_pct"].tolist() == [2.0, 3.0, 0.0, 1.0]
-    assert notes == ()
 
 
 def test_spaces_and_the_results_type_do_not_matter() -> None:
