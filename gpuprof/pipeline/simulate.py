@@ -15,20 +15,16 @@ from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.map_sources import describe_basis, record_basis
 from gpuprof.domain.validation import NotNegative, Positive, Seed
 from gpuprof.errors import GpuprofError, InfeasibleError, InputError, unknown_name
-from gpuprof.estimators.builtin import DEFAULT
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, locate_files, map_folder, optional_path, resolve_map
 from gpuprof.pipeline.problem import plan_map
 from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem, time_map_by
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.pipeline.settings import Settings, option
 from gpuprof.pipeline.verdicts import SloVerdict, require_kept, write_results
-from gpuprof.placement.evidence import ask_estimator, neighbour_workloads, replica_workload
 from gpuprof.placement.policies import make_policy
 from gpuprof.rules.host_work import host_work_of_plan
-from gpuprof.rules.turns import without_turn_mates
 from gpuprof.simulator.cluster import SimulationOptions, parse_failure
 from gpuprof.simulator.engine import simulate as simulate_all
-from gpuprof.simulator.interference import Interference
 from gpuprof.simulator.load import arrivals_of_rates, arrivals_of_trace, expected_requests, parse_rates
 from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
 from gpuprof.simulator.reschedule import (
@@ -45,8 +41,6 @@ from gpuprof.simulator.trace import read_trace
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpuprof.domain.device import Device
-    from gpuprof.simulator.cluster import PlacedInstance
 
 #: Factor on the observed rates that a new map is planned for.
 _HEADROOM = 1.2
@@ -127,7 +121,7 @@ class SimulatedTraffic(Settings):
 
 
 class ServiceSettings(Settings):
-    """Failures, host work, and exact or approximate parts of a simulation."""
+    """Failures and host work."""
 
     title: ClassVar[str] = "Service and failures"
 
@@ -139,9 +133,6 @@ class ServiceSettings(Settings):
         "Failure of a node or GPU: node0@30s, node0/1@30s or node0/1@30s+10s; may be repeated.",
         "--fail",
         repeated=True,
-    )
-    interference: bool = option(
-        False, "Slow batches down by the neighbours that run at that moment, not by all neighbours."
     )
 
     def simulation_options(
@@ -317,7 +308,7 @@ def simulate(
     rescheduling : Rescheduling, optional
         Rules for changing the map with the load; by default the map does not change.
     db : path, optional
-        Kernel database, for rescheduling, interference and another estimator.
+        Kernel database, for rescheduling and another estimator.
     estimator : str or Estimator, optional
         Estimator of batch times; by default the times of the map.
     progress : callable, optional
@@ -358,11 +349,8 @@ def simulate(
         progress(Progress("simulating", round(100 * fraction), 100))
 
     if rescheduling is None:
-        interference = make_interference(original, path, estimator) if service.interference else None
-        outcome = simulate_all(original, arrivals, options, tell, interference)
+        outcome = simulate_all(original, arrivals, options, tell)
         runs: tuple[ScheduledRun, ...] = (ScheduledRun(None, None, outcome),)
-    elif service.interference:
-        raise InputError("--reschedule does not go with --interference", "leave one of them out")
     else:
         runs = tuple(
             follow_load(original, arrivals, options, rescheduling.period_s, name, path, tell, notes.add)
@@ -379,39 +367,6 @@ def _check_devices(deployment: DeploymentMap) -> None:
         if planned and gpu.device not in planned:
             error = unknown_name("device", gpu.device, planned)
             raise InputError(f"the map uses the {error.message}, which it was not planned with", error.fix)
-
-
-def make_interference(
-    deployment: DeploymentMap, db: Path | None, estimator: str | Estimator | None = None
-) -> Interference:
-    """Return a function that estimates the slow-down of a batch by the neighbours running at its start.
-
-    The slow-down is relative to the time beside all neighbours (`over_all_neighbours`). ``estimator``: by default
-    the default estimator. Raises `InputError` when there is neither a database nor the models' files, or a device of
-    the map is unknown.
-    """
-    problem = restore_problem(deployment, db, estimator=estimator or DEFAULT)
-    return over_all_neighbours(problem.estimator, {entry.device.name: entry.device for entry in problem.fleet.entries})
-
-
-def over_all_neighbours(estimator: Estimator, devices: dict[str, Device]) -> Interference:
-    """Return a function that gives the ratio of a batch's time with some neighbours to its time with all neighbours.
-
-    Neighbours are those in the batch's partition; both times come from the estimator. For replicas that take turns, the
-    times exclude waits for a turn, which the simulator adds.
-    """
-
-    def ask(place: PlacedInstance, beside: Sequence[PlacedInstance]) -> float:
-        w = replica_workload(place.partition, place.replica, place.replica.batch)
-        neighbours = neighbour_workloads(place.partition, place.replica)
-        running = [replica_workload(p.partition, p.replica, p.replica.batch) for p in beside]
-        some, every = (
-            ask_estimator(estimator, devices[place.gpu.device], w, without_turn_mates(w, group)).latency_ms.value
-            for group in (running, neighbours)
-        )
-        return some / every
-
-    return ask
 
 
 def check_policies(names: Sequence[str]) -> tuple[str, ...]:

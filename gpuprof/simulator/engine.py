@@ -33,7 +33,6 @@ from gpuprof.rules.routing import is_retry_limit_reached
 from gpuprof.runtime.module_command import module_command
 from gpuprof.simulator import kernel
 from gpuprof.simulator.cluster import PlacedInstance, SimulationOptions, build_cluster, places_of
-from gpuprof.simulator.interference import Interference, NeighbourSlowdowns
 from gpuprof.simulator.kernel import FAILED, choose_replica, give_up, set_alive
 from gpuprof.simulator.load import arrival_streams
 from gpuprof.simulator.outcome import SimulationOutcome, outcome_of
@@ -66,20 +65,16 @@ def simulate(
     arrivals: Mapping[str, ArrivalProcess],
     options: SimulationOptions,
     progress: Callable[[float], None] | None = None,
-    interference: Interference | None = None,
 ) -> SimulationOutcome:
     """Simulate the map; the same arguments give the same outcome, bit for bit.
 
     Raises `InputError` for arrivals of a model that the map lacks, or a map that cannot be simulated (see `places_of`).
-    ``arrivals``: by model; other models of the map get no requests; ``progress``: called with the fraction done;
-    ``interference``: slowdown of batches by running neighbours, see `gpuprof.simulator.interference`; None: the map's
-    times, which assume that all neighbours always run.
+    ``arrivals``: by model; other models of the map get no requests; ``progress``: called with the fraction done.
     """
     places = places_of(deployment)
     if unknown := sorted(set(arrivals) - set(deployment.models)):
         raise InputError(f"the map has no model {unknown[0]!r}", f"it has {', '.join(sorted(deployment.models))}")
-    neighbours = None if interference is None else NeighbourSlowdowns(places, interference)
-    run = _SimulationRun(deployment, places, arrivals, options, neighbours)
+    run = _SimulationRun(deployment, places, arrivals, options)
     run.run_to_end(progress or (lambda fraction: None))
     return outcome_of(deployment, places, run.tally, options)
 
@@ -91,7 +86,6 @@ class _SimulationRun:
         places: tuple[PlacedInstance, ...],
         arrivals: Mapping[str, ArrivalProcess],
         options: SimulationOptions,
-        neighbours: NeighbourSlowdowns | None,
     ) -> None:
         models, replicas = len(deployment.models), len(places)
         self.end = round(options.duration_s * NS_PER_S)
@@ -100,9 +94,6 @@ class _SimulationRun:
         self.tally: Tally = new_tally(models + len(deployment.chains), replicas, begin, self.end)
         store, factors = _share(_STORED, models), _share(_STORED, replicas)
         self.state: State = new_state(self.cluster, options.max_in_system, store, factors)
-        self._neighbours = neighbours
-        if neighbours is not None:
-            self.state = self.state._replace(slowdown=neighbours.table())
         # The first child draws the arrivals (`arrival_streams`), so that they do not depend on service times.
         _, for_factors = np.random.SeedSequence(options.seed).spawn(2)
         self._streams = arrival_streams(deployment, arrivals, options.seed)
@@ -139,21 +130,11 @@ class _SimulationRun:
             self._refill_factors()
             for model in np.flatnonzero(self.state.store_position >= self.state.store_size):
                 self._refill_arrivals(int(model))
-            self._find_slowdowns()
 
     def _change(self, change: _Change) -> None:
         for replica in _apply_change(change, self.cluster, self.state, self.tally):
             kernel.dispatch(self.cluster, self.state, replica, change.time)
-            self._find_slowdowns()
             self._refill_factors()
-
-    def _find_slowdowns(self) -> None:
-        """Query missing slowdowns until the batches that need them have started."""
-        while self._neighbours is not None and (replica := int(self.state.slowdown.missing[0])) >= 0:
-            now = int(self.state.slowdown.missing[2])
-            runs = self.state.free_processes < np.diff(self.cluster.first_process)
-            self.state = self.state._replace(slowdown=self._neighbours.fill(self.state.slowdown, runs))
-            kernel.dispatch(self.cluster, self.state, replica, now)
 
     def _refill_arrivals(self, model: int) -> None:
         state, stream = self.state, self._streams[model]
@@ -289,8 +270,6 @@ def _take_all_requests(cluster: ClusterArrays, state: State, tally: Tally, repli
     state.queue_head[replica] = -1
     state.waiting[replica] = 0
     count = cluster.first_process[replica + 1] - cluster.first_process[replica]
-    if state.free_processes[replica] < count:
-        state.slowdown.running[state.slowdown.partition[replica]] -= state.slowdown.weight[replica]
     state.free_processes[replica] = count
     return taken_count
 

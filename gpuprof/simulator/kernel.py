@@ -40,16 +40,14 @@ from gpuprof.simulator.state import (
     bin_of,
     code_of,
     drop_first,
-    factor_now,
     ident_of,
     priority_of,
     push,
     replace_first,
 )
 
-#: Reasons for `run` to return: time is up, the calendar is empty, arrivals or service times must be drawn, the table of
-#: slowdowns lacks an entry.
-TIME_UP, EMPTY, NEEDS_ARRIVALS, NEEDS_FACTORS, NEEDS_SLOWDOWN = range(5)
+#: Reasons for `run` to return: time is up, the calendar is empty, arrivals or service times must be drawn.
+TIME_UP, EMPTY, NEEDS_ARRIVALS, NEEDS_FACTORS = range(4)
 
 
 def run(cluster: ClusterArrays, state: State, tally: Tally, until: int) -> int:
@@ -80,12 +78,9 @@ def run(cluster: ClusterArrays, state: State, tally: Tally, until: int) -> int:
         if state.host[0] > 0:
             run_host_work(cluster, state, state.host[0])
             state.host[0] = 0
-        # Random numbers are drawn and slowdowns found between events, because half an event cannot be resumed.
-        if replica >= 0:
-            if state.factor_position[replica] >= last:
-                return NEEDS_FACTORS
-            if state.slowdown.missing[0] >= 0:
-                return NEEDS_SLOWDOWN
+        # Random numbers are drawn between events, because half an event cannot be resumed.
+        if replica >= 0 and state.factor_position[replica] >= last:
+            return NEEDS_FACTORS
         if priority == ARRIVAL and state.store_position[ident] == state.store_size[ident]:
             return NEEDS_ARRIVALS
     return EMPTY
@@ -256,15 +251,11 @@ def _learn_reserve(cluster: ClusterArrays, state: State, process: int, place: in
 
 def dispatch(cluster: ClusterArrays, state: State, replica: int, now: int) -> None:
     """Start as many batches as the rule allows, and set a timer for its next evaluation."""
-    processes = cluster.first_process[replica + 1] - cluster.first_process[replica]
     while state.free_processes[replica] > 0 and state.waiting[replica] > 0:
         size = _batch_size_or_set_timer(cluster, state, replica, now)
         if size == 0:
             break
-        slowdown = factor_now(state.slowdown, replica, state.free_processes[replica] < processes, now)
-        if slowdown < 0.0:
-            break  # the caller adds the missing slowdown and calls again
-        _start_batch(cluster, state, replica, size, slowdown, now)
+        _start_batch(cluster, state, replica, size, now)
 
 
 def _batch_size_or_set_timer(cluster: ClusterArrays, state: State, replica: int, now: int) -> int:
@@ -286,7 +277,7 @@ def _batch_size_or_set_timer(cluster: ClusterArrays, state: State, replica: int,
     return size
 
 
-def _start_batch(cluster: ClusterArrays, state: State, replica: int, size: int, slowdown: float, now: int) -> None:
+def _start_batch(cluster: ClusterArrays, state: State, replica: int, size: int, now: int) -> None:
     """Start a batch of the ``size`` oldest requests on the first free process."""
     process = cluster.first_process[replica]
     while state.done_at[process] >= 0:
@@ -297,7 +288,7 @@ def _start_batch(cluster: ClusterArrays, state: State, replica: int, size: int, 
         state.held[replica] = 0
     expected = cluster.latency_ms[replica][size - 1] * NS_PER_MS
     _forecast(cluster, state, replica, cluster.latency_ms[replica][size - 1], now)
-    factor = slowdown * _draw_time_factor(cluster, state, replica, now > state.freed_at[process])
+    factor = _draw_time_factor(cluster, state, replica, now > state.freed_at[process])
     batch_ns, turns, begin = (
         int(cluster.turn_ms[replica, size - 1] * NS_PER_MS * factor + 0.5),
         cluster.turns[replica],
@@ -311,9 +302,6 @@ def _start_batch(cluster: ClusterArrays, state: State, replica: int, size: int, 
     state.started_at[process], state.done_at[process], state.batch_size[process] = now, done, size
     # The router expects the mean time, not this batch's.
     state.expected_at[process] = now + int(expected + 0.5)
-    # A replica slows its neighbours regardless of its number of running processes, so only its first batch counts.
-    if state.free_processes[replica] == cluster.first_process[replica + 1] - cluster.first_process[replica]:
-        state.slowdown.running[state.slowdown.partition[replica]] += state.slowdown.weight[replica]
     state.free_processes[replica] -= 1
     push(state.calendar, done, code_of(COMPLETION, process))
 
@@ -385,8 +373,6 @@ def _complete_batch(cluster: ClusterArrays, state: State, tally: Tally, process:
     if state.free_processes[replica] == 0:
         state.idle_since[replica] = now
     state.free_processes[replica] += 1
-    if state.free_processes[replica] == cluster.first_process[replica + 1] - cluster.first_process[replica]:
-        state.slowdown.running[state.slowdown.partition[replica]] -= state.slowdown.weight[replica]
     return replica
 
 

@@ -156,7 +156,6 @@ class State(NamedTuple):
     #: Shape (3,). Number of answers to be handed on now, state of the random generator, and the last core of the host
     #: work.
     host: Ints
-    slowdown: Slowdown
     #: ``busy_ms``, ``finish_ms``: Scratch arrays for a replica's processes and a model's replicas, since compiled code
     #: creates no arrays.
     busy_ms: Any
@@ -227,7 +226,6 @@ def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> 
         reserve=np.full(models, RESERVE),
         spent=np.zeros((of_chains, len(STAGES)), np.int64),
         losses=np.zeros(places, np.int8),
-        slowdown=no_slowdown(replicas),
         free_processes=np.diff(cluster.first_process),
         turn_until=np.zeros(int(cluster.turns.max(initial=-1)) + 1, np.int64),
         host=np.array([0, 1, 0], np.int64),
@@ -386,64 +384,3 @@ def cdf_ms(counts: Counts, bits: int) -> tuple[NDArray[np.float64], NDArray[np.f
     if len(bins) == 0:
         return np.zeros(0), np.zeros(0)
     return (edges_ns(bits)[bins + 1] - 1) / 1e6, np.cumsum(counts[bins]) / counts.sum()
-
-
-class Slowdown(NamedTuple):
-    """The combination of running replicas per partition, and the table of factors.
-
-    ``partition`` (R,): partition of each replica. ``weight`` (R,): amount added to ``running`` (partitions,) while the
-    replica runs. ``base`` (R,): added to the neighbours' weights for a combination's key, -1 for replicas without
-    slowdown. ``keys``, ``factors``: the table, ascending by key. ``missing`` (3,): replica (-1: none) and key of a
-    missing factor, and the start time of the batch waiting for it.
-    """
-
-    partition: Ints
-    weight: Ints
-    base: Ints
-    running: Ints
-    keys: Ints
-    factors: Floats
-    missing: Ints
-
-
-def no_slowdown(replicas: int) -> Slowdown:
-    """Return a table for replicas without interference in addition to their batch times."""
-    zeros = np.zeros(replicas, np.int64)
-    return new_slowdown(zeros, zeros, np.full(replicas, -1))
-
-
-def new_slowdown(partition: Ints, weight: Ints, base: Ints) -> Slowdown:
-    """Return a table whose only key is above all others, which ends every search."""
-    return Slowdown(
-        partition=partition,
-        weight=weight,
-        base=base,
-        running=np.zeros(int(partition.max()) + 1, np.int64),
-        keys=np.array([np.iinfo(np.int64).max]),
-        factors=np.ones(1),
-        missing=np.array([-1, -1, 0]),
-    )
-
-
-def factor_now(table: Slowdown, replica: int, runs: bool, now: int) -> float:
-    """Return the slowdown of a batch that starts now; if absent from the table, note it as missing and return -1.
-
-    ``runs``: whether another process of the same replica runs, which does not count as a neighbour.
-    """
-    if table.base[replica] < 0:
-        return 1.0
-    neighbours = table.running[table.partition[replica]] - (table.weight[replica] if runs else 0)
-    key = table.base[replica] + neighbours
-    slot = np.searchsorted(table.keys, key)
-    if table.keys[slot] == key:
-        factor: float = table.factors[slot]
-        return factor
-    table.missing[0], table.missing[1], table.missing[2] = replica, key, now
-    return -1.0
-
-
-def with_factor(table: Slowdown, key: int, factor: float) -> Slowdown:
-    """Return the table with another combination."""
-    table.missing[0] = -1
-    slot = np.searchsorted(table.keys, key)
-    return table._replace(keys=np.insert(table.keys, slot, key), factors=np.insert(table.factors, slot, factor))

@@ -41,7 +41,7 @@ def test_it_is_explained_checked_simulated_and_followed(map_file: Path) -> None:
     assert gpuprof.explain(map_file).to_frame()["chosen"].any()
     assert gpuprof.check(map_file).is_sound
     traffic = gpuprof.SimulatedTraffic(duration_s=4.0, seed=1)
-    simulated = gpuprof.simulate(map_file, traffic, service=gpuprof.ServiceSettings(interference=True))
+    simulated = gpuprof.simulate(map_file, traffic)
     assert simulated.to_frame()["in_time_pct"].min() > 90.0
     followed = gpuprof.simulate(map_file, traffic, rescheduling=gpuprof.Rescheduling(period_s=1.0))
     assert followed.runs[0].timetable is not None

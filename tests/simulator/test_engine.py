@@ -305,7 +305,7 @@ def mix(seed: int = 5) -> str:
         failures=(Failure("node0", 1, 0.8, 0.5),),
     )
     arrivals: dict[str, ArrivalProcess] = {"a": MmppArrivals(600.0, 4.0, 0.1, 0.3), "b": GammaArrivals(400.0, 2.0)}
-    result = simulate(mixed_map(), arrivals, options, interference=lambda place, beside: 1.0 + 0.2 * len(beside))
+    result = simulate(mixed_map(), arrivals, options)
     return hashlib.sha256(json.dumps(result.document()).encode()).hexdigest()
 
 
