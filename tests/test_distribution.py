@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.errors import DISTRIBUTION, install_hint
+from gpuprof.errors import DISTRIBUTION
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -17,17 +17,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 def test_the_distribution_is_called_what_hints_call_it_and_the_command_gpuprof() -> None:
     assert PROJECT["name"] == DISTRIBUTION
     assert set(PROJECT["scripts"]) == {"gpuprof"}
-
-
-def test_no_other_file_spells_a_hint_to_install_an_extra() -> None:
-    sources = {path: path.read_text(encoding="utf-8") for path in (ROOT / "gpuprof").rglob("*.py")}
-    spelt = [path.name for path, text in sources.items() if re.search(r"pip install '?gpuprof", text)]
-    assert sources and not spelt
-
-
-@pytest.mark.parametrize("extra", sorted(PROJECT["optional-dependencies"]))
-def test_a_hint_installs_an_extra_that_exists(extra: str) -> None:
-    assert install_hint(extra) == f"pip install '{PROJECT['name']}[{extra}]'"
 
 
 def test_every_hint_in_the_sources_is_for_an_extra_that_exists() -> None:

@@ -1,18 +1,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpuprof.cli.main import main
-from gpuprof.domain.catalogue import device
-from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, workload_label
+from gpuprof.kernel_db.schema import ColocationRow, DeviceRow
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.pipeline import calibrate as fit
-from gpuprof.profiling.collector import Collected
-from gpuprof.profiling.worker.job import Job, Request
 from tests.estimators.rows import CPU, database, measured_row, two_layers
 from tests.reruns import measures_in_real_time
 
@@ -108,60 +105,6 @@ def test_models_are_colocated_for_real_on_this_cpu(tmp_path: Path, capsys: pytes
     assert all(row["latency_mean_ms"] > 0.0 and row["solo_latency_mean_ms"] > 0.0 for row in rows)
 
 
-class PlayedGpu:
-    """A collector of a GPU that is none: every figure obeys iGniter's equations."""
-
-    name, kinds = "played", ("gpu",)
-
-    def available(self) -> None:
-        return None
-
-    def version(self) -> str:
-        return "1"
-
-    def runtime(self) -> tuple[str, str]:
-        return "none", "1"
-
-    def collect(self, request: Request) -> Collected:
-        jobs = (request.job, *request.beside)
-        rows = [self._row(request, member, job, len(jobs)) for member, job in enumerate(jobs)]
-        if request.beside:
-            return Collected(colocations=tuple(rows))
-        common = {key: value for key, value in asdict(rows[0]).items() if key not in ("group", "member", "beside")}
-        common.pop("solo_latency_mean_ms")
-        return Collected(
-            models=(ModelRow(**common, h2d_bytes=1000, d2h_bytes=1000, kernel_count=10, idle_power_w=50.0),)
-        )
-
-    def _row(self, request: Request, member: int, job: Job, copies: int) -> ColocationRow:
-        clock = 1530.0 - 40.0 * max(0, copies - 3)
-        delay = 0.01 + 10 * max(0.0, 0.005 * copies - 0.009) * (copies > 1)
-        active = 0.5 * job.graph.batch / (job.share.sm_pct / 100.0) + 1.0
-        label = workload_label(job.graph.name, job.graph.batch, job.share.sm_pct, None, 1)
-        return ColocationRow(
-            request.run_id, request.device.name, 0, member, job.graph.name, job.graph.batch,
-            " + ".join([label] * (copies - 1)), job.share.sm_pct, stable=True,
-            latency_mean_ms=(active + delay) * 1530.0 / clock, power_w=min(300.0, 60.0 + 90.0 * copies),
-            clock_mhz=clock, l2_pct=5.0, dram_pct=10.0, dispatch_ms=delay,
-        )  # fmt: skip
-
-
-def test_on_a_gpu_the_eleven_configurations_are_measured_and_fitted_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gpuprof.pipeline.calibrate.resolve_local_device", lambda name, collector, note: device("v100"))
-    monkeypatch.setattr("gpuprof.profiling.collector.choose_collector", lambda name, kind: (PlayedGpu(), "played"))
-    words = ["calibrate", str(two_layers(tmp_path / "net.onnx")), "--db", str(tmp_path / "db"), "--json"]
-    assert main(words) == 0
-    captured = capsys.readouterr()
-    assert "15 measured, 0 were there before" in captured.err
-    coefficients = {(row["of"], row["coefficient"]): row["value"] for row in json.loads(captured.out)}
-    assert coefficients["net", "k2"] == pytest.approx(0.5, rel=0.05) and coefficients["v100", "alpha_f"] < 0.0
-    assert coefficients["v100", "alpha_sch"] > 0.0
-    assert main(words) == 0
-    assert "0 measured, 15 were there before" in capsys.readouterr().err
-
-
 def test_quick_networks_scale_the_estimates_of_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,9 +121,3 @@ def test_quick_networks_scale_the_estimates_of_others(
         (row,) = json.loads(capsys.readouterr().out)
         widths.append(row["latency_high_ms"] / row["latency_low_ms"])
     assert widths[0] != widths[1]
-
-
-def test_quick_takes_no_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = two_layers(tmp_path / "two.onnx")
-    assert main(["calibrate", str(path), "--quick", "--db", str(tmp_path / "db")]) == 3
-    assert "--quick measures networks of its own" in capsys.readouterr().err

@@ -39,11 +39,6 @@ def test_the_verdict_names_what_works_and_where(findings: list[str], verdict: st
     assert DoctorResult(findings=(*map(finding, findings), absent)).verdict() == verdict
 
 
-def test_a_gpu_that_is_limited_is_no_gpu_to_work_on() -> None:
-    findings = (finding("GPU 0", Status.LIMITED), finding("extra gpu"), finding("ONNX Runtime"), finding("extra serve"))
-    assert "on the CPU" in DoctorResult(findings=findings).verdict()
-
-
 def test_doctor_begins_with_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     assert capsys.readouterr().out.startswith("This machine can ")

@@ -18,17 +18,8 @@ def test_measured_stands_beside_predicted(
     monkeypatch.setenv("COLUMNS", "200")  # headings are broken in narrow terminals
     document = map_of({"a": "null:4", "b": "null:1k"}, [replica("a", batch_latency_ms=[0.2]), replica("b")])
     with running(tmp_path, document) as server:
-        words = [
-            "load",
-            server.url,
-            "--no-fail",
-            "--map",
-            str(tmp_path / "map.json"),
-            "--duration",
-            "1s",
-            "--warmup",
-            "100ms",
-        ]
+        words = ["load", server.url, "--no-fail", "--map", str(tmp_path / "map.json"), "--warmup", "100ms"]
+        words += ["--duration", "1s"]
         assert main([*words, "--json"]) == 0
         first, second = json.loads(capsys.readouterr().out)
         assert first["model"] == "a" and first["predicted_p50_ms"] == pytest.approx(0.2, abs=0.1)
@@ -81,17 +72,8 @@ def test_a_trace_is_replayed_and_its_results_go_into_the_report(
     trace.write_text("time_s,model\n" + "".join(f"{time:.3f},{model}\n" for time, model in times))
     replicas = [replica("a", batch_latency_ms=[0.2]), replica("b", batch_latency_ms=[0.2])]
     with running(tmp_path, map_of({"a": "null:4", "b": "null:1k"}, replicas)) as server:
-        words = [
-            "load",
-            server.url,
-            "--no-fail",
-            "--map",
-            str(tmp_path / "map.json"),
-            "--trace",
-            str(trace),
-            "--warmup",
-            "0.2",
-        ]
+        words = ["load", server.url, "--no-fail", "--map", str(tmp_path / "map.json"), "--trace", str(trace)]
+        words += ["--warmup", "0.2"]
         assert main([*words, "-o", str(tmp_path / "load.json"), "--json"]) == 0
         first, second = json.loads(capsys.readouterr().out)
         assert [first["sent"], second["sent"]] == [20, 10]

@@ -129,18 +129,6 @@ def test_a_run_makes_all_results_and_does_again_only_what_has_changed(
     assert _steps_left_out(capsys) == []
 
 
-def test_a_profile_fills_the_database_that_later_steps_and_the_report_take(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    steps = "steps:\n  - profile: {batch: 1, share: 1core}\n  - place\n  - report\n"
-    (here / "plan.yaml").write_text("models: {net: {file: net.onnx, rate_rps: 5, slo_ms: 500}}\n" + steps)
-    capsys.readouterr()
-    assert main(["run", "--dry-run"]) == 0
-    lines = capsys.readouterr().out.splitlines()[-3:]
-    assert lines[0] == "gpuprof profile net.onnx --batch 1 --share 1core --db gpuprof-db"
-    assert "--db gpuprof-db" in lines[1] and lines[2].startswith("gpuprof report gpuprof-db gpuprof-run/map.json ")
-
-
 def test_the_step_that_fails_ends_the_run_with_its_code_and_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     Path("plan.yaml").write_text(PLAN.replace("slo_ms: 50", "slo_ms: 0.001"))
     assert main(["run"]) == 1

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.cli.main import termination_as_interrupt
 from tests.reruns import waits_for_processes
 
 pytestmark = waits_for_processes
@@ -54,18 +52,3 @@ def test_a_verb_that_is_told_to_end_ends_what_it_started(tmp_path: Path, word: i
         stderr = process.stderr.read()
     assert left.read_text() == "ended"
     assert stderr == "gpuprof: interrupted\n" and process.returncode == 130
-
-
-def test_who_ignores_a_word_or_took_it_for_himself_keeps_it() -> None:
-    def own(number: int, frame: object) -> None:
-        signals.append(number)
-
-    signals: list[int] = []
-    before = signal.signal(signal.SIGTERM, own)
-    try:
-        with termination_as_interrupt():
-            os.kill(os.getpid(), signal.SIGTERM)
-            signal.getsignal(signal.SIGTERM)
-        assert signals == [signal.SIGTERM]
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -43,16 +43,6 @@ print(len(found.rows()), "numba" in sys.modules, "lightgbm" in sys.modules)
     assert completed.stdout.split() == ["6", "False", "False"]
 
 
-def test_a_map_of_few_kinds_does_not_wait_for_numba() -> None:
-    code = """
-import sys, gpuprof
-plan = gpuprof.place("slo.csv", fleet="l4,t4", options=gpuprof.PlanningOptions(time_limit_s=0.1))
-print(plan.is_complete, "numba" in sys.modules)
-"""
-    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert completed.stdout.split() == ["True", "False"]
-
-
 def demands(here: Path) -> list[Demand]:
     return [Demand(str(here / "mlp.onnx"), 100.0, Slo(20.0))]
 

@@ -141,8 +141,3 @@ def test_what_names_nothing_is_refused(tmp_path: Path) -> None:
         gpuprof.train(regressors=[], db=tmp_path)
     with pytest.raises(InputError, match=r"the map has several models \(name one: Net/A, b\)"):
         gpuprof.explain(MAP)
-
-
-def test_an_estimate_needs_a_batch_size(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="an estimate needs a batch size"):
-        gpuprof.estimate([gpuprof.build_model("mlp", tmp_path / "mlp.onnx")], batches=[], device="t4")
