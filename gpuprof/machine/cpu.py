@@ -54,11 +54,12 @@ def local_cpu(root: Path = Path("/"), affinity: Collection[int] | None = None) -
     info = read_cpuinfo(root, allowed[:units])
     clock, clock_source = _clock_mhz(root, info, allowed[0])
     cores = min(float(info.physical_cores), quota or math.inf)
+    slug = re.sub(r"[^a-z0-9]+", "-", _NOISE.sub(" ", info.model).lower()).strip("-")
     per_cycle, basis = flops_per_cycle(info)
     bandwidth = min(ASSUMED_BYTES_PER_S_A_CORE * units, ASSUMED_BYTES_PER_S_AT_MOST)
     memory, memory_source = _memory(root)
     return Device(
-        name=f"cpu-{_slug(info.model)}-{units}c",
+        name=f"cpu-{slug or 'unknown'}-{units}c",
         kind="cpu",
         compute_units=units,
         clock_mhz=clock,
@@ -84,13 +85,15 @@ def read_cpuinfo(root: Path, processors: Collection[int]) -> CpuInfo:
     first = (own_blocks or blocks or [{}])[0]
     family = first.get("cpu family", "0")
     mhz = first.get("cpu MHz", "")
+    # Hyper-threads of a core have the same pair; Arm and some virtual machines report no cores.
+    places = {(block.get("physical id"), block.get("core id")) for block in own_blocks if "core id" in block}
     return CpuInfo(
         model=first.get("model name") or platform.machine() or "unknown",
         vendor=first.get("vendor_id") or first.get("CPU implementer", ""),
         family=int(family) if family.isdigit() else 0,
         flags=frozenset((first.get("flags") or first.get("Features", "")).split()),
         mhz=float(mhz) if re.fullmatch(r"\d+(\.\d+)?", mhz) and float(mhz) > 0 else None,
-        physical_cores=_physical_cores(own_blocks, len(processors)),
+        physical_cores=len(places) or max(1, len(processors)),
     )
 
 
@@ -142,12 +145,6 @@ def _clock_mhz(root: Path, info: CpuInfo, processor: int) -> tuple[float, str]:
     return _ASSUMED_CLOCK_MHZ, "assumed"
 
 
-def _physical_cores(blocks: list[dict[str, str]], processors: int) -> int:
-    # Hyper-threads of a core have the same pair; Arm and some virtual machines report no cores.
-    places = {(block.get("physical id"), block.get("core id")) for block in blocks if "core id" in block}
-    return len(places) or max(1, processors)
-
-
 def _last_level_cache(root: Path, processor: int) -> int:
     sizes: dict[int, int] = {}
     for index in sorted((root / f"sys/devices/system/cpu/cpu{processor}/cache").glob("index*")):
@@ -165,11 +162,6 @@ def _memory(root: Path) -> tuple[int, str]:
     if limit is not None and limit < machine:
         return limit, "size: the control group's limit"
     return machine, "size: /proc/meminfo"
-
-
-def _slug(model: str) -> str:
-    slug = re.sub(r"[^a-z0-9]+", "-", _NOISE.sub(" ", model).lower()).strip("-")
-    return slug or "unknown"
 
 
 def _fields(text: str) -> dict[str, str]:

@@ -80,11 +80,14 @@ def _scale_device(nvml: Any, handle: Any, driver_name: str) -> Device | None:
     siblings = [gpu for gpu in devices().values() if gpu.compute_capability == f"{major}.{minor}"]
     if not siblings or cores is None or bus_bits is None:
         return None
+    # A core of CUDA does two float32 operations per cycle.
+    peak = siblings[0].flops_per_s["float32"] / (2 * siblings[0].compute_units * siblings[0].clock_mhz * 1e6)
+    cores_per_sm = round(peak / 64) * 64
     memory_clock = float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM))
     description = GpuDescription(
         driver_name,
         f"{major}.{minor}",
-        sms=round(cores / _cores_per_sm(siblings[0])),
+        sms=round(cores / cores_per_sm),
         clock_mhz=float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
         # Times two: NVML's memory clock counts only one of two transfers per cycle.
         memory_bytes_per_s=bus_bits / 8 * memory_clock * 1e6 * 2,
@@ -100,15 +103,13 @@ def _scale_device(nvml: Any, handle: Any, driver_name: str) -> Device | None:
     )
 
 
-def _cores_per_sm(gpu: Device) -> int:
-    """Return the CUDA cores of an SM: half its float32 operations per cycle."""
-    return round(gpu.flops_per_s["float32"] / (2 * gpu.compute_units * gpu.clock_mhz * 1e6) / 64) * 64
-
-
 def _read_mig_profiles(nvml: Any, handle: Any) -> tuple[MigProfile, ...]:
     """Return the driver's plain MIG profiles with their start slots; empty when the driver reports none."""
     profiles = {}
-    for info in _list_profile_infos(nvml, handle):
+    for number in range(getattr(nvml, "NVML_GPU_INSTANCE_PROFILE_COUNT", 0)):
+        info = ask_nvml(nvml, "nvmlDeviceGetGpuInstanceProfileInfo", handle, number)
+        if info is None:
+            continue
         name = decode_nvml(info.name).removeprefix("MIG ").strip()
         # "1g.10gb+me" is the same instance with media engines, which inference has no use for.
         if "+" in name or not re.fullmatch(r"\d+g\.\d+gb", name):
@@ -127,13 +128,6 @@ def _read_mig_profiles(nvml: Any, handle: Any) -> tuple[MigProfile, ...]:
             max_count=int(info.instanceCount),
         )
     return tuple(sorted(profiles.values(), key=lambda p: (p.compute_slices, p.memory_slices)))
-
-
-def _list_profile_infos(nvml: Any, handle: Any) -> Iterator[Any]:
-    for profile in range(getattr(nvml, "NVML_GPU_INSTANCE_PROFILE_COUNT", 0)):
-        info = ask_nvml(nvml, "nvmlDeviceGetGpuInstanceProfileInfo", handle, profile)
-        if info is not None:
-            yield info
 
 
 def _read_placements(nvml: Any, handle: Any, profile_id: int) -> list[tuple[int, int]]:

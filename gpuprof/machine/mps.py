@@ -151,7 +151,10 @@ def _start(control: str, environment: Mapping[str, str], log: Path) -> None:
             )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UnavailableError(f"the MPS daemon does not start: {error}") from error
-    if process.returncode or not _wait_until_responding(control, environment):
+    end = time.monotonic() + _START_S
+    while not (answers := _is_responding(control, environment)) and time.monotonic() < end:
+        time.sleep(_PAUSE_S)
+    if process.returncode or not answers:
         reason = read_log_tails(log) or f"exit code {process.returncode}"
         raise UnavailableError(f"the MPS daemon does not start: {reason}", "does nvidia-smi work here?")
 
@@ -167,14 +170,6 @@ def read_log_tails(directory: Path | str | None) -> str:
         if text:
             tails.append(f"{path.name}: {text[-_LOG_TAIL:]}")
     return "; ".join(tails)
-
-
-def _wait_until_responding(control: str, environment: Mapping[str, str]) -> bool:
-    """Return whether a newly started daemon responds within some seconds."""
-    end = time.monotonic() + _START_S
-    while not (answers := _is_responding(control, environment)) and time.monotonic() < end:
-        time.sleep(_PAUSE_S)
-    return answers
 
 
 def _is_responding(control: str, environment: Mapping[str, str]) -> bool:

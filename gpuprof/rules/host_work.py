@@ -13,8 +13,7 @@ lost by the replica.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpuprof.domain.deployment import PlannedWith
@@ -110,7 +109,9 @@ def disturb_servers(work: HostWork, replicas: Sequence[LoadedReplica], queueing:
     fractions = [0.0] * len(replicas)
     for _ in range(_ROUNDS):  # disturbed replicas are busy for longer, so all cores are more often busy at once
         busy = [min(1.0, part / (1.0 - fraction)) for part, fraction in zip(loads, fractions, strict=True)]
-        parts = _host_work_fractions(replicas, slices, busy, work.host_cores)
+        last = _last_start_fractions(replicas, slices, busy, work.host_cores)
+        own = [len(cpu_slice.cores) / work.host_cores for cpu_slice in slices]
+        parts = [STAYS * newest + (1.0 - STAYS) * part for newest, part in zip(last, own, strict=True)]
         fractions = [
             _clip_lost_part(host_load * part * _probability_others_busy(index, slices, busy, work.host_cores))
             for index, part in enumerate(parts)
@@ -151,15 +152,6 @@ def _clip_lost_part(part: float) -> float:
     return min(part, 1.0 - _LEAST_LEFT)
 
 
-def _host_work_fractions(
-    replicas: Sequence[LoadedReplica], slices: Sequence[CpuSlice], busy: Sequence[float], cores: int
-) -> list[float]:
-    """Return the fraction of host work that delays each replica while every core runs a batch."""
-    last = _last_start_fractions(replicas, slices, busy, cores)
-    parts = [len(cpu_slice.cores) / cores for cpu_slice in slices]
-    return [STAYS * newest + (1.0 - STAYS) * part for newest, part in zip(last, parts, strict=True)]
-
-
 def _last_start_fractions(
     replicas: Sequence[LoadedReplica], slices: Sequence[CpuSlice], busy: Sequence[float], cores: int
 ) -> list[float]:
@@ -184,21 +176,7 @@ def _last_start_fractions(
 
 def _probability_others_busy(index: int, slices: Sequence[CpuSlice], busy: Sequence[float], cores: int) -> float:
     """Return the probability that every core outside this replica's slice runs a batch."""
-    own_cores = set(slices[index].cores)
-    probability = 1.0
-    visited_cores: set[int] = set()
-    for core in range(cores):
-        if core in own_cores or core in visited_cores:
-            continue
-        sharers = [i for i, part in enumerate(slices) if core in part.cores]
-        visited_cores |= set(_fully_shared_cores(sharers, slices))
-        probability *= 1.0 - math.prod(1.0 - busy[i] for i in sharers)
-    return probability
-
-
-def _fully_shared_cores(sharers: Sequence[int], slices: Sequence[CpuSlice]) -> Iterator[int]:
-    """Yield the cores with exactly the replicas ``sharers``, which are busy at the same times."""
-    slice_counts = Counter(core for part in slices for core in part.cores)
-    for core in slices[sharers[0]].cores if sharers else ():
-        if slice_counts[core] == len(sharers) and all(core in slices[i].cores for i in sharers):
-            yield core
+    others = set(range(cores)) - set(slices[index].cores)
+    # Cores with the same replicas are busy at the same times.
+    groups = {tuple(i for i, cpu_slice in enumerate(slices) if core in cpu_slice.cores) for core in others}
+    return math.prod(1.0 - math.prod(1.0 - busy[i] for i in group) for group in groups)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -129,17 +130,23 @@ class MergedEstimator:
             self._estimator.estimate(name, device, rows, whole.share, beside, whole.processes)
             for name, rows in work.rows(whole.batch, [batch.workload.model for batch in slowest_first]).items()
         ]
-        latency = _sum_figures([part.latency_ms for part in parts])
+        ends = [(part.latency_ms.low, part.latency_ms.high) for part in parts]
+        low, high = (
+            None if None in side else math.fsum(end or 0.0 for end in side) for side in zip(*ends, strict=True)
+        )
+        weights = [part.weight_bytes for part in items if part.weight_bytes is not None]
         slowest = max(parts, key=lambda part: part.latency_ms.value)
         return Estimate(
             workload=whole,
             device=device.name,
-            latency_ms=replace(latency, source=f"{SUMMED}, {slowest.latency_ms.source}"),
+            latency_ms=Figure(
+                math.fsum(part.latency_ms.value for part in parts), f"{SUMMED}, {slowest.latency_ms.source}", low, high
+            ),
             latency_cv=max(part.latency_cv for part in parts),
             pause_factor=max(part.pause_factor for part in parts),
             pause_cv=max(part.latency_cv if part.pause_cv is None else part.pause_cv for part in parts),
             memory_bytes=_sum_memory(parts, items, work),
-            weight_bytes=_sum_weights(items, work),
+            weight_bytes=sum(weights) - work.saved_weight_bytes if len(weights) == len(items) else None,
             unknown_ops=tuple(sorted({op for part in parts for op in part.unknown_ops})),
         )
 
@@ -164,13 +171,6 @@ class MergedEstimator:
         return replace(measured, workload=whole)
 
 
-def _sum_figures(figures: Sequence[Figure]) -> Figure:
-    """Return the sum; interval ends are the sums of the ends, None unless all are known."""
-    low = None if any(f.low is None for f in figures) else sum(f.low or 0.0 for f in figures)
-    high = None if any(f.high is None for f in figures) else sum(f.high or 0.0 for f in figures)
-    return Figure(sum(figure.value for figure in figures), figures[0].source, low, high)
-
-
 def _sum_memory(parts: Sequence[Estimate], items: Sequence[Estimate], work: MergedWork) -> Figure | None:
     """Return the memory of all models, including models without a request, less their shared weights."""
     memory_by_model = {estimate.workload.model: estimate.memory_bytes for estimate in (*items, *parts)}
@@ -182,8 +182,3 @@ def _sum_memory(parts: Sequence[Estimate], items: Sequence[Estimate], work: Merg
     # Underestimates less the saved weights could be too small: the merged model holds at least its largest member.
     total_bytes = max(largest, sum(f.value for f in figures) - work.saved_weight_bytes)
     return Figure(total_bytes, f"{SUMMED}, {least_sure.source}")
-
-
-def _sum_weights(items: Sequence[Estimate], work: MergedWork) -> int | None:
-    weights = [estimate.weight_bytes for estimate in items if estimate.weight_bytes is not None]
-    return sum(weights) - work.saved_weight_bytes if len(weights) == len(items) else None

@@ -202,7 +202,9 @@ class Adapter:
         log_fields = {
             "planned_rps": rates,
             "corrected_beside": {f"{model} beside {peer}": round(by, 3) for (model, peer), by in load.beside.items()},
-            "beyond_what_was_seen": _list_beyond(target),
+            "beyond_what_was_seen": sorted(
+                {replica.model for *_, replica in target.places() if BEYOND_SEEN in replica.predicted.source}
+            ),
             "map": str(self._settings.output),
             **move,
         }
@@ -292,8 +294,3 @@ class LoadMeter:
         sums = [sum_times(replica, self._batches.get(replica.plan.name, {})) for replica in model.replicas]
         took_ns, predicted_ns = (sum(column) for column in zip(*sums, strict=True)) if sums else (0.0, 0.0)
         return took_ns / predicted_ns if predicted_ns > 0.0 else None
-
-
-def _list_beyond(deployment: DeploymentMap) -> list[str]:
-    """Return the models of a map whose estimates report co-locations beyond those measured."""
-    return sorted({replica.model for *_, replica in deployment.places() if BEYOND_SEEN in replica.predicted.source})

@@ -31,11 +31,6 @@ class ServiceWindow:
         """Arriving requests per second."""
         return self.arrived / self.seconds if self.seconds > 0.0 else 0.0
 
-    @property
-    def goodput_rps(self) -> float:
-        """Requests answered in time, per second."""
-        return (self.answered - self.late) / self.seconds if self.seconds > 0.0 else 0.0
-
     def breaks_slo(self, percentile: float) -> bool:
         """Return whether the latency at ``percentile`` exceeds the SLO significantly.
 
