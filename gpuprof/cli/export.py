@@ -69,7 +69,7 @@ def report(
     sources: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Sources: a database, maps, and --json of compare, simulate, load and evaluate; default: the database "
+            help="Sources: a database, maps, and --json of compare, simulate and load; default: the database "
             "and map.json, as far as they are there.",
             show_default=False,
         ),

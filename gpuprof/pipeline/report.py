@@ -17,7 +17,7 @@ from gpuprof.pipeline.devices import open_existing
 from gpuprof.pipeline.result import Result
 from gpuprof.reporting.chart import show_number
 from gpuprof.reporting.document import Section, Table, page, read_json, sections_of
-from gpuprof.reporting.figures import batch_and_share_figures, cost_figure, roofline_figure, timeline_figure
+from gpuprof.reporting.figures import batch_and_share_figures, roofline_figure, timeline_figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ def report(sources: PathArgument | Sequence[PathArgument], output: PathArgument 
     Parameters
     ----------
     sources : path or sequence of path
-        A database, maps, and JSON output of ``gpuprof compare``, ``simulate``, ``load`` and ``evaluate``.
+        A database, maps, and JSON output of ``gpuprof compare``, ``simulate`` and ``load``.
     output : path
         The page.
 
@@ -84,7 +84,7 @@ def report(sources: PathArgument | Sequence[PathArgument], output: PathArgument 
 
 
 def _read_sections(sources: Sequence[Path]) -> list[Section]:
-    all_sections, maps = [], {}
+    all_sections: list[Section] = []
     for source in sources:
         if source.is_dir():
             database = open_existing(source)
@@ -92,16 +92,11 @@ def _read_sections(sources: Sequence[Path]) -> list[Section]:
                 raise InputError(f"the kernel database {source} holds no runs", "gpuprof profile fills one")
             all_sections += _make_database_sections(database, source.name)
             continue
-        sections, deployment = sections_of(read_json(source), source.name)
         titles = {section.title for section in all_sections}
         all_sections += (
             replace(section, title=f"{section.title}, {source.name}") if section.title in titles else section
-            for section in sections
+            for section in sections_of(read_json(source), source.name)
         )
-        if deployment is not None:
-            maps[source.stem if deployment.policy in maps else deployment.policy] = deployment
-    if len(maps) > 1:
-        all_sections.append(Section("Cost", "What each map costs.", (cost_figure(maps),)))
     return all_sections
 
 

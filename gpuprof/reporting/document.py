@@ -22,7 +22,6 @@ from gpuprof.reporting.figures import (
     cdf_figure,
     comparison_figures,
     devices_over_time_figure,
-    evaluation_figure,
     goodput_figure,
     goodput_over_time_figure,
     in_time_over_time_figure,
@@ -35,7 +34,7 @@ from gpuprof.reporting.figures import (
 )
 from gpuprof.reporting.svg import inline
 
-_TAKEN = "give a database, a map, or the --json output of compare, simulate, load or evaluate"
+_TAKEN = "give a database, a map, or the --json output of compare, simulate or load"
 #: Parts for single models are folded where there are more.
 _UNFOLDED = 6
 
@@ -73,27 +72,24 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path} is not JSON: {error}", _TAKEN) from None
 
 
-def sections_of(content: Any, where: str) -> tuple[list[Section], DeploymentMap | None]:
-    """Return the sections for the output of a command; and the map, if the output is a map.
+def sections_of(content: Any, where: str) -> list[Section]:
+    """Return the sections for the output of a command.
 
     Raises `InputError` for other files, or a missing part.
     """
     try:
         if isinstance(content, dict) and str(content.get("schema", "")).startswith("gpuprof.deployment/"):
-            deployment = parse_map(content, where)
-            return [_make_map_section(deployment, where)], deployment
+            return [_make_map_section(parse_map(content, where), where)]
         if isinstance(content, dict) and str(content.get("schema", "")).startswith("gpuprof.simulation/"):
-            return _make_simulation_sections(content, where), None
+            return _make_simulation_sections(content, where)
         if _is_policies(content):
-            return _make_policy_sections(content, where), None
+            return _make_policy_sections(content, where)
         if _is_rows(content, ("goodput_rps", "lag_p99_ms")) or _is_rows(content, ("goodput_rps", "p99_ms")):
-            return [_make_load_section(content, where)], None
+            return [_make_load_section(content, where)]
         if _is_rows(content, ("policy", "gpus", "goodput_rps", "seconds")):
-            return [_make_comparison_section(content, where, "policy")], None
+            return [_make_comparison_section(content, where, "policy")]
         if _is_rows(content, ("device", "gpus", "utilization_pct", "seconds")):
-            return [_make_comparison_section(content, where, "device")], None
-        if _is_rows(content, ("setting", "quantity", "predictor", "median_pct")):
-            return [_make_evaluation_section(content, where)], None
+            return [_make_comparison_section(content, where, "device")]
     except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
         message = f"{where} is damaged, or of another version: {reason}"
@@ -222,14 +218,6 @@ def _make_load_section(rows: Sequence[Mapping[str, Any]], where: str) -> Section
     return Section("Load test", text, tuple(load_figures(rows)), table, source)
 
 
-def _make_evaluation_section(rows: Sequence[Mapping[str, Any]], where: str) -> Section:
-    _require_names(rows, "setting", "quantity", "predictor")
-    keys = ("setting", "quantity", "predictor", "count", "mean_pct", "median_pct", "p95_pct", "coverage_pct")
-    text = f"{where}: how far off estimates are on what was measured and left out."
-    table = _make_table(rows, keys)
-    return Section("Evaluation of the estimators", text, (evaluation_figure(rows),), table, "predicted and measured")
-
-
 def _make_comparison_section(rows: Sequence[Mapping[str, Any]], where: str, subject: str) -> Section:
     """Return the section of a comparison: policies on one fleet, or kinds of GPUs under one policy."""
     _require_names(rows, subject)
@@ -253,12 +241,6 @@ _HEADINGS = {
     "goodput_rps": "goodput/s",
     "in_time_pct": "in time %",
     "slo_ms": "SLO ms",
-    "setting": "left out",
-    "mean_pct": "mean error %",
-    "median_pct": "median error %",
-    "p95_pct": "p95 error %",
-    "coverage_pct": "inside 90% interval, %",
-    "count": "figures",
     "mean_gpus": "devices in the mean",
     "most_gpus": "devices at most",
     "cost": "dollars",

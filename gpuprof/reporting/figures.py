@@ -231,7 +231,6 @@ def load_figures(rows: Sequence[Row]) -> list[Chart]:
         _bars("Latency", names, "latency in ms", group_bars(names, latency, "ms")),
         prediction_figure("Latency, predicted against measured", "ms", pairs),
         _served_stage_figure([row for row in rows if (row.get("stages") or {}).get("infer_ms") is not None]),
-        _batch_figure(rows),
     ]
     return [chart for chart in charts if chart is not None]
 
@@ -247,39 +246,6 @@ def _served_stage_figure(rows: Sequence[Row]) -> Chart | None:
     }
     boxes = stack_bars(names, parts, "ms", [color for _, color in _SERVED_STAGES.values()])
     return _bars("Mean latency by stage", names, "latency in ms", boxes)
-
-
-def _batch_figure(rows: Sequence[Row]) -> Chart | None:
-    """Return the distribution of batch sizes, by model; None where the server kept no statistics."""
-    sizes_by_model = {row["model"]: _parse_sizes(row) for row in rows if (row.get("stages") or {}).get("batches")}
-    sizes_by_model = {model: sizes for model, sizes in sizes_by_model.items() if sum(sizes.values())}
-    sizes = sorted({size for counts in sizes_by_model.values() for size in counts})
-    if not sizes:
-        return None
-    stacks = {
-        f"batch of {size}": [100.0 * counts.get(size, 0) / sum(counts.values()) for counts in sizes_by_model.values()]
-        for size in sizes
-    }
-    names = tuple(sizes_by_model)
-    return _bars("Batches by size", names, "batches in %", stack_bars(names, stacks, "%", range(len(sizes))))
-
-
-def _parse_sizes(row: Row) -> dict[int, int]:
-    sizes = {int(size): int(count) for size, count in row["stages"]["batches"].items()}
-    if min(*sizes, *sizes.values()) < 0:
-        raise ValueError("a batch size or a count of batches is negative")
-    return sizes
-
-
-def evaluation_figure(rows: Sequence[Row]) -> Chart:
-    """Return the median error of estimates, by left-out part and predicted quantity."""
-    groups = tuple(dict.fromkeys(f"{row['setting']}: {row['quantity']}" for row in rows))
-    predictors = list(dict.fromkeys(row["predictor"] for row in rows))
-    errors = {(f"{row['setting']}: {row['quantity']}", row["predictor"]): row["median_pct"] for row in rows}
-    parts: dict[str, Sequence[float | None]] = {p: [errors.get((group, p)) for group in groups] for p in predictors}
-    title = "Median error of estimates, by what was left out"
-    boxes = group_bars(groups, parts, "%")
-    return Chart(title, Axis("left out", names=groups), Axis("error in %", low=0.0), boxes=boxes)
 
 
 def comparison_figures(rows: Sequence[Row], subject: str, noun: str) -> tuple[Chart, ...]:
@@ -390,17 +356,6 @@ def _slots(partition: Partition, gpu: Gpu, devices: Mapping[str, Device]) -> tup
         return None
     slices = device.mig_profile(partition.mig.profile).memory_slices
     return 100.0 * partition.mig.start / device.mig_slices, 100.0 * slices / device.mig_slices
-
-
-def cost_figure(maps: Mapping[str, DeploymentMap]) -> Chart:
-    """Return the cost of maps by policy: dollars an hour where all have a price, else devices."""
-    names = tuple(maps)
-    costs = [deployment.predicted.cost_per_hour for deployment in maps.values()]
-    title, unit, values = "Cost by policy", "US dollars per hour", costs
-    if None in costs:
-        title, unit = "Devices by policy", "devices"
-        values = [float(deployment.predicted.gpus) for deployment in maps.values()]
-    return Chart(title, Axis("map", names=names), Axis(unit, low=0.0), boxes=group_bars(names, {unit: values}, unit))
 
 
 _OTHER = COLORS - 2  # the grey of all op types but the longest, which have a colour each

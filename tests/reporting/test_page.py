@@ -28,7 +28,7 @@ from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow
 from gpuprof.pipeline.report import report
 from gpuprof.reporting.chart import Chart
 from gpuprof.reporting.document import Section, Table, page, read_json, sections_of
-from gpuprof.reporting.figures import batch_and_share_figures, cost_figure, map_figure, roofline_figure, timeline_figure
+from gpuprof.reporting.figures import batch_and_share_figures, map_figure, roofline_figure, timeline_figure
 from tests.reruns import waits_for_processes
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -45,10 +45,6 @@ LOAD = [
         "predicted_p99_ms": 19.5,
         "lag_p99_ms": 0.2,
     }
-]
-EVALUATION = [
-    {"setting": "new batch", "quantity": "latency", "predictor": name, "median_pct": error, "count": 4}
-    for name, error in (("interpolation", 2.0), ("roofline", 20.0))
 ]
 
 
@@ -131,32 +127,30 @@ def simulation_of(count: int) -> dict[str, Any]:
 
 def whole_page(models: int = 1) -> str:
     simulated = simulation() if models == 1 else simulation_of(models)
-    documents: list[Any] = [json.loads(a_map().to_json()), simulated, LOAD, EVALUATION]
-    return page("A report", [section for document in documents for section in sections_of(document, "x.json")[0]])
+    documents: list[Any] = [json.loads(a_map().to_json()), simulated, LOAD]
+    return page("A report", [section for document in documents for section in sections_of(document, "x.json")])
 
 
 def test_the_parts_say_where_their_figures_come_from() -> None:
-    sections = {
-        section.title: section for doc in (simulation(), LOAD, EVALUATION) for section in sections_of(doc, "x.json")[0]
-    }
+    sections = {section.title: section for doc in (simulation(), LOAD) for section in sections_of(doc, "x.json")}
     assert sections["Simulation"].source == "simulated" and sections["Load test"].source == "measured"
     rested = simulation() | {"basis": {"text": "1 replica (100% of the requests) predicted"}}
-    assert "Batch times: 1 replica (100% of the requests) predicted." in sections_of(rested, "x.json")[0][0].text
-    ((placed,), _) = sections_of(json.loads(a_map().to_json()), "map.json")
+    assert "Batch times: 1 replica (100% of the requests) predicted." in sections_of(rested, "x.json")[0].text
+    (placed,) = sections_of(json.loads(a_map().to_json()), "map.json")
     assert placed.source.startswith("predicted") and placed.table is not None
     assert "measured." in placed.text and {row[-1] for row in placed.table.rows} == {"measured"}
     mixed = json.loads(a_map().to_json().replace('"measured"', '"roofline"', 1))
-    ((placed,), _) = sections_of(mixed, "map.json")
+    (placed,) = sections_of(mixed, "map.json")
     assert placed.table is not None and placed.table.headings[-1] == "batch times from"
     assert sorted(row[-1] for row in placed.table.rows) == ["measured", "measured; roofline"]
 
 
 def test_parts_for_single_models_are_folded_and_indexed_where_there_are_many() -> None:
-    sections = sections_of(simulation_of(24), "x.json")[0]
+    sections = sections_of(simulation_of(24), "x.json")
     assert len(sections) == 25 and all(section.is_folded for section in sections[1:])
     drawn = page("t", sections)
     assert drawn.count("<details") == 24 and all(f">m{i:02} over time</a>" in drawn for i in range(24))
-    assert "<details" not in page("t", sections_of(simulation(), "x.json")[0])
+    assert "<details" not in page("t", sections_of(simulation(), "x.json"))
 
 
 def test_ops_above_the_roof_are_counted_with_the_reason() -> None:
@@ -194,7 +188,7 @@ def test_no_figure_has_more_lines_than_can_be_told_apart() -> None:
 
 def test_each_document_becomes_a_section() -> None:
     content = whole_page()
-    for heading in ("Map of p", "Simulation", "Load test", "Evaluation of the estimators"):
+    for heading in ("Map of p", "Simulation", "Load test"):
         assert f"<h2>{heading}<span" in content
     for title in (
         "cause",
@@ -221,11 +215,6 @@ def test_replicas_are_drawn_where_they_stand() -> None:
         ("<b>", 75, 100),
         ("a", 0, 25),
     ]
-
-
-def test_cost_is_in_dollars_only_where_all_have_a_price() -> None:
-    assert cost_figure({"p": a_map(), "q": a_map()}).y.label == "US dollars per hour"
-    assert cost_figure({"p": a_map(), "q": a_map(cost=None)}).y.label == "devices"
 
 
 def test_a_roofline_has_the_ops_with_flops_under_the_roof_of_the_device() -> None:
@@ -296,7 +285,7 @@ def test_a_comparison_is_drawn_by_policy_or_kind_of_gpu_without_those_that_gave_
     row = {"policy": "ffd", "gpus": 2, "cost_per_hour": 6.8, "goodput_rps": 50.0, "missing_rps": 0.0, "seconds": 0.1,
            "internal_slack": 0.5, "external_fragmentation": 0.25, "remark": ""}  # fmt: skip
     failed = dict.fromkeys(row) | {"policy": "milp", "seconds": 0.1, "remark": "it wants a fixed fleet"}
-    (section,) = sections_of([row, failed], "x.json")[0]
+    (section,) = sections_of([row, failed], "x.json")
     assert [chart.title for chart in section.charts] == [
         "Devices by policy", "Cost by policy", "Goodput by policy", "Unused by policy",
     ]  # fmt: skip
@@ -305,7 +294,7 @@ def test_a_comparison_is_drawn_by_policy_or_kind_of_gpu_without_those_that_gave_
     assert section.text.endswith("milp: it wants a fixed fleet.")
     assert section.table is not None and [cells[0] for cells in section.table.rows] == ["ffd", "milp"]
     gpu = {"device": "l4", "gpus": 3, "cost_per_hour": 2.4, "utilization_pct": 40.0, "seconds": 0.1}
-    (section,) = sections_of([gpu], "x.json")[0]
+    (section,) = sections_of([gpu], "x.json")
     assert [chart.title for chart in section.charts] == ["Devices by kind of GPU", "Cost by kind of GPU"]
     assert section.title == "Comparison of kinds of GPUs" and section.charts[0].y.is_count
 
@@ -325,7 +314,7 @@ def test_sources_with_sections_of_one_name_are_told_apart(tmp_path: Path) -> Non
         section.title
         for section in report([tmp_path / "one.json", tmp_path / "two.json"], tmp_path / "r.html").sections
     ]
-    assert titles == ["Map of p", "Map of p, two.json", "Cost"]
+    assert titles == ["Map of p", "Map of p, two.json"]
 
 
 def test_a_distribution_rises_from_nothing_and_predictions_are_named_in_words() -> None:
@@ -333,21 +322,8 @@ def test_a_distribution_rises_from_nothing_and_predictions_are_named_in_words() 
 
     chart = cdf_figure([{"model": "a", "latency_ms": [0.2, 0.3], "fraction": [0.9, 1.0]}], {"a": 5.0})
     assert (chart.lines[0].x, chart.lines[0].y) == ((0.2, 0.2, 0.3), (0.0, 90.0, 100.0))
-    (section,) = sections_of([LOAD[0] | {"predicted_goodput_rps": 9.0}], "x.json")[0]
+    (section,) = sections_of([LOAD[0] | {"predicted_goodput_rps": 9.0}], "x.json")
     assert "Predictions come from the same requests, replayed through the simulator" in section.text
-
-
-def test_a_load_test_without_a_batch_has_no_figure_of_batches() -> None:
-    rows = [LOAD[0] | {"stages": {"infer_ms": 1.0, "batches": {"1": 0}}}]
-    (section,) = sections_of(rows, "x.json")[0]
-    assert section.charts and all(chart.title != "Batches by size" for chart in section.charts)
-    rows = [LOAD[0] | {"stages": {"infer_ms": 1.0, "batches": {"1": 3, "4": 1}}}]
-    (section,) = sections_of(rows, "x.json")[0]
-    chart = next(chart for chart in section.charts if chart.title == "Batches by size")
-    assert [(box.name, box.y0, box.y1) for box in chart.boxes] == [
-        ("batch of 1", 0.0, 75.0),
-        ("batch of 4", 75.0, 100.0),
-    ]
 
 
 def test_an_slo_of_several_models_is_one_line_with_a_key_of_its_own() -> None:
@@ -365,11 +341,11 @@ def test_an_slo_of_several_models_is_one_line_with_a_key_of_its_own() -> None:
 
 
 def test_the_numbers_of_a_column_have_as_many_decimals() -> None:
-    rows = [EVALUATION[0] | {"median_pct": value, "p95_pct": None} for value in (64.422, 66.0, 6.8241)]
-    (section,) = sections_of(rows, "x.json")[0]
+    rows = [LOAD[0] | {"p50_ms": value, "p95_ms": None} for value in (64.422, 66.0, 6.8241)]
+    (section,) = sections_of(rows, "x.json")
     assert section.table is not None
-    place = section.table.headings.index("median error %")
-    assert [row[place] for row in section.table.rows] == ["64.4", "66.0", "6.8"]
+    place = section.table.headings.index("p50 ms")
+    assert [row[place] for row in section.table.rows] == ["64.42", "66.00", "6.82"]
     assert [row[place + 1] for row in section.table.rows] == ["–"] * 3
 
 
