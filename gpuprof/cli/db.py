@@ -16,19 +16,6 @@ from gpuprof.domain.plural import count_of
 app = Verbs(help="Query, compact and fill the kernel database.")
 
 
-#: Columns of each table that people see; programs get all of them.
-_SEEN = {
-    "runs": "run_id started_at device collector collector_version model batch sm_share_pct processes beside source",
-    "devices": "device kind compute_units sm_share_pct float32_flops_per_s dram_bytes_per_s dram_bytes measured",
-    "models": "model device batch sm_share_pct mig_profile processes latency_p50_ms latency_p99_ms throughput_rps "
-    "memory_peak_bytes max_occupancy_pct wavg_occupancy_pct wavg_sm_util_pct power_w stable error",
-    "ops": "model batch sm_share_pct position name op_type shapes fused flops duration_p50_ns note",
-    "kernels": "model batch repeat position name op_name duration_ns grid_x block_x achieved_occupancy_pct "
-    "dram_throughput_pct joined",
-    "colocations": "model batch sm_share_pct mig_profile processes beside latency_mean_ms latency_p99_ms "
-    "solo_latency_mean_ms stable error",
-}
-
 #: A time to the microsecond, of which people read the seconds.
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)(\.\d+)?\+00:00")
 
@@ -45,31 +32,12 @@ def list_models(db: DbOption = DEFAULT_DB, chosen: Format = Format.TABLE) -> Non
         say_note(f"{db} holds no measurements (gpuprof profile MODEL.onnx --db {db} makes some)")
 
 
-@app.command(short_help="Show the newest rows of a table.")
-def show(
-    table: Annotated[
-        str, typer.Argument(help="Table: runs, devices, models, ops, kernels or colocations; or a model's name.")
-    ],
-    db: DbOption = DEFAULT_DB,
-    chosen: Format = Format.TABLE,
-) -> None:
-    """Show the newest rows of a table, or the measurements of a model, without empty columns."""
-    from gpuprof.pipeline.db import show_table
-
-    result = show_table(table, db=db)
-    say_note(*result.notes)
-    names = result.columns
-    if chosen is Format.TABLE:
-        if not names:
-            return
-        names = tuple(name for name in _SEEN.get(table, _SEEN["models"]).split() if name in names)
-    rows = [{name: row[name] for name in names} for row in result.rows()]
-    _print(names, rows, chosen)
-
-
 @app.command(short_help="Run an SQL query on the tables.")
 def sql(
-    statement: Annotated[str, typer.Argument(help="SQL in DuckDB's dialect; tables as in gpuprof db show.")],
+    statement: Annotated[
+        str,
+        typer.Argument(help="SQL of DuckDB; tables: runs, devices, models, ops, kernels, colocations."),
+    ],
     db: DbOption = DEFAULT_DB,
     chosen: Format = Format.TABLE,
 ) -> None:

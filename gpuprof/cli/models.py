@@ -65,7 +65,7 @@ def rebatch_model(
     """Change the batch that a model fixes, and prove by running both that it computes the same."""
     from gpuprof.pipeline.zoo import rebatch_model as change_batch
 
-    say_note(*change_batch(model, output, batch=_batch(batch)).notes)
+    say_note(change_batch(model, output, batch=_batch(batch)))
 
 
 def _batch(text: str) -> int | None:

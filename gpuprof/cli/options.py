@@ -217,7 +217,7 @@ def _make_option(group: type[Settings], name: str, field: FieldInfo) -> inspect.
     elif option.repeated:
         kind, default = list[str], default or None
     else:
-        kind = str if option.as_text else _command_line_type(kinds)
+        kind = _command_line_type(kinds)
         if kind is str and isinstance(default, tuple | list):
             default = ",".join(map(str, default)) or None
     if option.output:
@@ -228,8 +228,6 @@ def _make_option(group: type[Settings], name: str, field: FieldInfo) -> inspect.
         flags = option.flags or (flag,)
     if option.values is not None:
         details["autocompletion"] = _COMPLETERS[option.values]
-    if option.shown_default is not None:
-        details["show_default"] = option.shown_default
     if option.unset:
         default = None
     if field.is_required():

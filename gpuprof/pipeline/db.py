@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuprof.errors import InputError, unknown_name
+from gpuprof.errors import InputError
 from gpuprof.kernel_db.compaction import Compaction, merge_segments
 from gpuprof.kernel_db.importing import IMPORTERS, ImportOutcome, import_files, split_form
-from gpuprof.kernel_db.schema import TABLES
 from gpuprof.kernel_db.sql import run_query
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.pipeline.arguments import PathArgument
@@ -26,8 +25,6 @@ select m.model, m.device,
   strftime(max(r.started_at), '%Y-%m-%d %H:%M') as latest
 from models m join runs r using (run_id) group by m.model, m.device order by m.model, m.device
 """
-#: Most rows that `show_table` returns.
-_SHOWN_ROWS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,36 +68,6 @@ def list_measured_models(db: PathArgument | None = None) -> TableResult:
 def _share_order(share: str) -> tuple[str, float]:
     instance, _, percent = share.rpartition(":")
     return instance, float(percent.removesuffix("%"))
-
-
-def show_table(name: str, *, db: PathArgument | None = None) -> TableResult:
-    """Return the newest rows of a table without its empty columns, or all that the database holds of a model.
-
-    Raises `InputError` when there is no database, table or model of this name.
-
-    Parameters
-    ----------
-    name : str
-        ``"runs"``, ``"devices"``, ``"models"``, ``"ops"``, ``"kernels"`` or ``"colocations"``; or a model's name.
-    """
-    database = _open(db)
-    table = name if name in TABLES else "models"
-    if name in TABLES:
-        rows = database.read_table(name)
-    else:
-        rows = database.read_table("models", where={"model": name})
-        if not rows.num_rows:
-            models = set(database.read_table("models", ["model"]).column("model").to_pylist())
-            raise unknown_name("table or model", name, sorted({*TABLES, *models}))
-    # Ids of runs begin with the time at which they started.
-    newest = rows.sort_by([("run_id", "descending")]).slice(0, _SHOWN_ROWS).to_pylist()
-    columns = tuple(column for column in rows.column_names if any(row[column] is not None for row in newest))
-    more = f"{_SHOWN_ROWS} of {rows.num_rows:,} rows; gpuprof db sql 'select * from {table}' shows all"
-    notes = (more,) if rows.num_rows > _SHOWN_ROWS else ()
-    if not newest:
-        notes = (f"the table {name} has no rows",)
-    values = tuple(tuple(_plain_value(row[column]) for column in columns) for row in newest)
-    return TableResult(notes=notes, columns=columns, values=values)
 
 
 def query_database(statement: str, *, db: PathArgument | None = None) -> TableResult:

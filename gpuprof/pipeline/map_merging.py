@@ -45,12 +45,6 @@ def merge_models(problem: Problem, policy: Policy, deployment: DeploymentMap, ou
     return MergedPlan(merging.problem, merging.deployment, tuple(notes))
 
 
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    model: str
-    reason: str
-
-
 class _MapMerger:
     def __init__(self, problem: Problem, policy: Policy, deployment: DeploymentMap, output: Path) -> None:
         self.problem, self.deployment = problem, deployment
@@ -67,16 +61,27 @@ class _MapMerger:
                 yield from self._merge_group(models, batches, self.problem.device(device))
 
     def _merge_group(self, models: Sequence[str], batches: Mapping[str, int], device: Device) -> Iterator[str]:
+        from gpuprof.merging.gain import device_rates
+        from gpuprof.merging.pipeline import MergeOptions, propose_merges, read_sources
+
         files = {}
         for model in models:
             path = self.deployment.models[model].path
             if path is None or not Path(path).is_file():
                 yield f"{model} is not merged: its ONNX file is not there"
-            else:
+                continue
+            try:
+                read_sources([Path(path)])
                 files[model] = Path(path)
-        proposals, refusals = _find_proposals(files, batches, device)
-        yield from (f"{refusal.model} is not merged: {refusal.reason}" for refusal in refusals)
-        for proposal in proposals:
+            except InputError as error:
+                yield f"{model} is not merged: {error.message}"
+        if len(files) < 2:
+            yield from (f"{model} is not merged: no other model here can be merged with it" for model in files)
+            return
+        options = MergeOptions(rates=device_rates(device), batches=batches)
+        proposals = propose_merges(list(files.values()), options, list(files))
+        yield from (f"{model} is not merged: {reason}" for model, reason in proposals.left_out)
+        for proposal in proposals.merges:
             names = " and ".join(proposal.report.models)
             if reason := self._place_merge(proposal):
                 yield f"{names} are not merged: {reason}"
@@ -111,7 +116,10 @@ class _MapMerger:
 
         before, members = self.deployment, set(proposal.report.models)
         demands = [demand for demand in self.problem.demands if demand.model in members]
-        requested = {demand.model: _describe_member(before, demand.model) for demand in demands}
+        fields = set(RequestedModel.model_fields)
+        requested = {
+            demand.model: RequestedModel(**before.models[demand.model].model_dump(include=fields)) for demand in demands
+        }
         joined = join_demands(name, demands)
         merged = ModelFile(str(file), read_onnx(file).sha256, requested, max(0, proposal.report.saved_bytes))
         problem = replace(
@@ -148,48 +156,6 @@ def _explain_worse(planned: DeploymentMap, before: DeploymentMap) -> str | None:
     if more.gpus > less.gpus or (more.cost_per_hour or 0.0) > (less.cost_per_hour or 0.0):
         return f"as one they need {more.gpus} devices in place of {less.gpus}"
     return None
-
-
-def _describe_member(deployment: DeploymentMap, model: str) -> RequestedModel:
-    fields = deployment.models[model].model_dump(include=set(RequestedModel.model_fields))
-    return RequestedModel(**fields)
-
-
-def _find_proposals(
-    files: Mapping[str, Path], batches: Mapping[str, int], device: Device
-) -> tuple[tuple[MergedInMemory, ...], tuple[_Refusal, ...]]:
-    """Return the merges worth trying, and why each other model is in none."""
-    from gpuprof.merging.gain import device_rates
-    from gpuprof.merging.pipeline import MergeOptions, propose_merges
-
-    readable, refusals = dict(files), list[_Refusal]()
-    # Anew without the models that cannot be merged: each of them may have kept others apart.
-    while len(readable) > 1:
-        options = MergeOptions(rates=device_rates(device), batches=batches)
-        try:
-            proposals = propose_merges(list(readable.values()), options, list(readable))
-        except InputError:
-            unreadable = list(_find_unreadable(readable))
-            if not unreadable:
-                raise
-        else:
-            refusals += [_Refusal(name, reason) for name, reason in proposals.left_out]
-            return proposals.merges, tuple(refusals)
-        refusals += unreadable
-        for refusal in unreadable:
-            del readable[refusal.model]
-    alone = (_Refusal(model, "no other model here can be merged with it") for model in readable)
-    return (), (*refusals, *alone)
-
-
-def _find_unreadable(files: Mapping[str, Path]) -> Iterator[_Refusal]:
-    from gpuprof.merging.pipeline import read_sources
-
-    for model, path in files.items():
-        try:
-            read_sources([path])
-        except InputError as error:
-            yield _Refusal(model, error.message)
 
 
 def _choose_name(members: Sequence[str], deployment: DeploymentMap) -> str:

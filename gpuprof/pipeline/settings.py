@@ -30,7 +30,7 @@ class CommandLine:
 
     ``flags``: names; default: the field's own. ``repeated``: whether the option may be given several times. ``unit``:
     of a length of time, which is then read as ``500ms`` or ``2m``. ``values``: kind of names that complete the option.
-    ``as_text``: whether the field reads its text itself. ``unset``: whether the command line has no default.
+    ``unset``: whether the command line has no default.
     ``output``: whether the file is written. ``hidden``: left out. ``panel``: heading in the help; default: the class's
     title.
     """
@@ -41,9 +41,7 @@ class CommandLine:
     values: str | None = None
     unit: str | None = None
     envvar: str | None = None
-    shown_default: str | None = None
     repeated: bool = False
-    as_text: bool = False
     unset: bool = False
     output: bool = False
     hidden: bool = False

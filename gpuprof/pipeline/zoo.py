@@ -27,19 +27,6 @@ class ZooResult(Result):
         return [{**asdict(network), "needs": network.needs} for network in self.architectures]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RebatchResult(Result):
-    """The result of changing a model's batch."""
-
-    path: Path  #: The new file.
-    nodes_changed: int
-    was_free: bool  #: Whether the model took any batch before.
-
-    def rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a single row."""
-        return [{"path": str(self.path), "nodes_changed": self.nodes_changed, "was_free": self.was_free}]
-
-
 def list_models() -> ZooResult:
     """Return the networks that `gpuprof.build_model` builds.
 
@@ -91,8 +78,8 @@ def build_model(
     return build(architecture, Path(output or f"{architecture.name}.onnx"), batch, seed)
 
 
-def rebatch_model(model: PathArgument, output: PathArgument, *, batch: int | None = None) -> RebatchResult:
-    """Change a model's fixed batch, and prove equal outputs by running both models.
+def rebatch_model(model: PathArgument, output: PathArgument, *, batch: int | None = None) -> str:
+    """Change a model's fixed batch, and prove equal outputs by running both models; return a remark for people.
 
     Raises `InputError` when the model cannot be read or changed, naming the node, or the results differ. ``batch``: new
     fixed batch; by default free.
@@ -105,8 +92,8 @@ def rebatch_model(model: PathArgument, output: PathArgument, *, batch: int | Non
     >>> from gpuprof.pipeline.zoo import rebatch_model
     >>> folder = Path(tempfile.mkdtemp())
     >>> file = gpuprof.build_model("mlp", folder / "mlp.onnx", batch=4)
-    >>> rebatch_model(file, folder / "free.onnx").was_free
-    False
+    >>> "its batch was 4" in rebatch_model(file, folder / "free.onnx")
+    True
     """
     free = is_dynamic(Path(model))
     changed = rebatch(Path(model), Path(output), batch)
@@ -115,5 +102,4 @@ def rebatch_model(model: PathArgument, output: PathArgument, *, batch: int | Non
     is_proven = bool(changed.nodes) or not free
     info = [before] + [f"it is {batch} now"] * (batch is not None) + [f"{count_of(len(changed.nodes), 'node')} changed"]
     info += [f"same outputs at batches {changed.batch} and more"] * is_proven
-    note = f"wrote {output}: {', '.join(info)}"
-    return RebatchResult(notes=(note,), path=Path(output), nodes_changed=len(changed.nodes), was_free=free)
+    return f"wrote {output}: {', '.join(info)}"

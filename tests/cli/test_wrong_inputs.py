@@ -105,7 +105,6 @@ _WRONG: list[tuple[str, str]] = [
     ("db sql 'select nothing from models' --db DB", "nothing"),
     ("db sql 'drop table models' --db DB", "select"),
     ("db ls --db none", "none"),
-    ("db show cats --db DB", "cats"),
     ("db import none.csv --db db", "none.csv"),
     ("report none", "none"),
     ("train --db none", "none"),
