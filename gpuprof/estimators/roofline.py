@@ -5,7 +5,7 @@ The work of the ops is a function of the batch size, so that graphs are read at 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,9 +27,6 @@ MATRIX_OPS = frozenset(
 )
 
 
-#: Op types that process a sequence step by step.
-RECURRENT_OPS = frozenset({"LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"})
-
 _PER_ITEM = ("flops", "bytes_moved")
 
 
@@ -45,8 +42,6 @@ class GraphWork:
     unknown_ops: tuple[str, ...]  #: Op types without a formula.
     activation_bytes: float  #: Largest number of live activation bytes.
     weight_bytes: int
-    #: Sequential steps of each op: the length of a recurrent op's sequence. Empty: a single step each.
-    steps: tuple[int, ...] = ()
 
 
 class WorkByBatch:
@@ -109,21 +104,7 @@ def work_of(graph: ModelGraph) -> GraphWork:
         graph.uncounted_ops,
         float(peak_activation_bytes(graph)),
         graph.weight_bytes,
-        tuple(
-            steps_of(op.op_type, op.inputs[0].shape if op.inputs else (), op.attributes.get("layout"))
-            for op in graph.ops
-        ),
     )
-
-
-def steps_of(op_type: str, sequence: Sequence[int], layout: object = None) -> int:
-    """Return the sequential steps of an op: the length of a recurrent op's sequence.
-
-    ``sequence``: shape of the op's first input; ``layout``: ONNX's attribute: 0 or absent puts the sequence first, 1
-    the batch.
-    """
-    axis = 1 if layout == 1 else 0
-    return max(1, sequence[axis]) if op_type in RECURRENT_OPS and len(sequence) > axis else 1
 
 
 def _dtype(tensors: Any) -> str:
@@ -153,10 +134,6 @@ def roofline_ms(work: GraphWork, device: Device, share: Share) -> float:
 def op_times_s(work: GraphWork, device: Device, share: Share) -> Array:
     """Return the least time of each op in seconds: of its arithmetic or its traffic, and its launches.
 
-    A recurrent op on a GPU is a product for the inputs of all steps and then a kernel per step, as in cuDNN's standard
-    algorithm, which ONNX Runtime selects; each step has only its part of the work to fill the SMs. Persistent kernels,
-    which stay for all steps and synchronise the whole GPU between them, are not assumed.
-
     Returns
     -------
     ndarray of shape (N,)
@@ -164,17 +141,15 @@ def op_times_s(work: GraphWork, device: Device, share: Share) -> Array:
     fraction = device.granted_fraction(share)
     matrix = np.array([op in MATRIX_OPS for op in work.op_types])
     peak = np.array([_peak(device, dtype, is_matrix) for dtype, is_matrix in zip(work.dtypes, matrix, strict=True)])
-    busy = loaded = launches = np.ones(len(peak))
+    busy = loaded = np.ones(len(peak))
     if device.kind == "gpu":  # an op too small for all SMs leaves some of them idle
         units = max(1.0, device.compute_units * fraction)
-        steps = np.array(work.steps) if work.steps else np.ones(len(peak))
-        busy = np.clip(np.ceil(work.flops / steps / _TILE_FLOPS) / units, 1.0 / units, 1.0)
-        fetches = np.ceil(work.bytes_moved / steps / _FETCH_BYTES)
+        busy = np.clip(np.ceil(work.flops / _TILE_FLOPS) / units, 1.0 / units, 1.0)
+        fetches = np.ceil(work.bytes_moved / _FETCH_BYTES)
         loaded = np.clip(_BANDWIDTH_REACH * fetches / units, 1.0 / units, 1.0)
-        launches = np.where(steps > 1, steps + 1, 1)
     arithmetic = work.flops / (peak * fraction * busy)
     traffic = work.bytes_moved / (bandwidth(device, share) * loaded)
-    launched = launches * ((work.flops > 0) | (work.bytes_moved > 0))
+    launched = (work.flops > 0) | (work.bytes_moved > 0)
     return np.asarray(np.maximum(arithmetic, traffic) + launched * _launch_us(device) * 1e-6)
 
 

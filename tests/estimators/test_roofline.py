@@ -22,7 +22,6 @@ from gpuprof.estimators.roofline import (
     reread_bandwidth,
     roofline_ms,
     source_of,
-    steps_of,
     work_of,
 )
 from gpuprof.graph.load import load_graph
@@ -70,25 +69,6 @@ def test_matrices_in_float32_run_in_tf32_where_the_device_has_it() -> None:
     assert op_times_s(_work(1e13, 1.0, "Softmax"), ampere, Share())[0] == pytest.approx(1.0 + 1.37 * 1e-6)
 
 
-def test_a_recurrent_op_on_a_gpu_launches_a_kernel_a_step_and_one_for_all_inputs() -> None:
-    at_once, in_steps = _work(1.0, 1.0, "LSTM"), replace(_work(1.0, 1.0, "LSTM"), steps=(64,))
-    longer = op_times_s(in_steps, GPU, Share()) - op_times_s(at_once, GPU, Share())
-    assert longer[0] == pytest.approx(64 * 1.37 * 1e-6)
-    assert op_times_s(in_steps, CPU, Share()) == op_times_s(at_once, CPU, Share())
-
-
-def test_each_step_of_a_recurrent_op_has_to_fill_the_gpu_by_itself() -> None:
-    flops = 2.0 * 64**3 * 80
-    whole, stepped = _work(flops, 1.0, "GRU"), replace(_work(flops, 1.0, "GRU"), steps=(16,))
-    arithmetic = [op_times_s(work, replace(GPU, launch_overhead_us=1e-9), Share())[0] for work in (whole, stepped)]
-    assert arithmetic[1] == pytest.approx(16 * arithmetic[0], rel=1e-3)
-
-
-def test_the_steps_of_a_recurrent_op_are_its_sequence_wherever_it_stands() -> None:
-    assert steps_of("LSTM", (64, 8, 32)) == steps_of("GRU", (8, 64, 32), 1) == 64
-    assert steps_of("Conv", (64, 8, 32, 32)) == steps_of("LSTM", ()) == 1
-
-
 def test_only_measured_rates_make_a_roofline_calibrated() -> None:
     assert source_of(CPU) == UNCALIBRATED
     assert source_of(replace(CPU, sources={"ceilings": "measured"})) == ROOFLINE
@@ -133,9 +113,3 @@ def test_rates_of_the_whole_win_over_those_of_a_share(tmp_path: Path) -> None:
 
 def test_a_device_without_measured_caches_has_its_memorys_rate_everywhere() -> None:
     assert reread_bandwidth(CPU, Share(), np.array([1.0, 1e12])).tolist() == [CPU.dram_bytes_per_s] * 2
-
-
-def test_between_measured_sizes_the_rate_goes_evenly_by_powers(tmp_path: Path) -> None:
-    device = with_ceilings(CPU, database(tmp_path / "db", devices=[_row(100.0, 7e10)]))
-    between = reread_bandwidth(device, Share(), np.array([(2**20 * 2**27) ** 0.5]))
-    assert between[0] == pytest.approx((4e10 * 6e9) ** 0.5)

@@ -286,23 +286,3 @@ def test_batches_and_shares_that_are_none_are_refused(monkeypatch: pytest.Monkey
 def test_one_that_cannot_be_made_says_why() -> None:
     with pytest.raises(InputError, match="cannot be made from a kernel database: RuntimeError: no licence"):
         make_estimator(f"{__name__}:Unmade", None)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("raise ValueError('a\\nb')", "ValueError: a b"),
-        ("def", "SyntaxError: invalid syntax"),
-        ("exit(7)", "SystemExit: 7"),
-    ],
-)
-def test_a_module_that_cannot_be_imported_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
-) -> None:
-    name = f"foreign_{abs(hash(text))}"
-    (tmp_path / f"{name}.py").write_text(f"{text}\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(InputError) as raised:
-        make_estimator(f"{name}:Estimator", None)
-    assert raised.value.message.startswith(f"cannot import the estimator '{name}:Estimator': {said}")
-    assert "\n" not in str(raised.value)

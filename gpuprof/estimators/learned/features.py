@@ -33,7 +33,6 @@ from gpuprof.estimators.roofline import (
     bandwidth,
     op_times_s,
     reread_bandwidth,
-    steps_of,
 )
 from gpuprof.kernel_db.schema import OpRow
 
@@ -267,10 +266,6 @@ def roofline_ns(ops: Sequence[OpFacts], device: Device, share: Share) -> Array:
         (),
         0.0,
         0,
-        tuple(
-            steps_of(facts.op_type, facts.inputs[0] if facts.inputs else (), facts.attributes.get("layout"))
-            for facts in ops
-        ),
     )
     return op_times_s(work, device, share) * 1e9
 

@@ -122,13 +122,6 @@ def test_demands_take_the_kind_of_board_that_is_cheapest_for_each() -> None:
     assert bound.cost_per_hour == pytest.approx(6.0 + 10.0)
 
 
-def test_a_grid_beside_a_busy_board_keeps_the_whole_boards_times(networks: dict[str, Path]) -> None:
-    plain, alone = DatabaseEstimator(None, networks), DatabaseEstimator(None, networks, alone=True)
-    for batch in _BATCHES:
-        arguments = ("squeezenet", device("l4"), batch, Share())
-        assert plain.estimate(*arguments).latency_ms == alone.estimate(*arguments).latency_ms
-
-
 def test_a_model_of_a_fixed_batch_has_the_work_of_that_batch(tmp_path: Path) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["y"])]
     path = write_model(tmp_path / "six.onnx", nodes, {"x": [6, 1024]}, {"y": [6, 1024]})

@@ -106,20 +106,6 @@ def test_more_work_takes_longer_and_a_smaller_instance_too(network: Path) -> Non
     assert by_share == sorted(by_share)
 
 
-@pytest.mark.parametrize("name", ["t4", "p4", "h100"])
-def test_products_of_twice_the_rows_take_longer_from_a_tenth_of_a_millisecond_on(name: str) -> None:
-    random = np.random.default_rng(5)
-    m, n, k = (np.exp2(random.uniform(7, 13, 400)).round() for _ in range(3))
-    rates = rates_of(device(name), "float32")
-    single, two, four = (
-        shipped_model().kernel_times(product_table(np.ones(400), m * more, n, k, 4.0, 4.0, 0.0), rates)
-        for more in (1, 2, 4)
-    )
-    long = single > 1e-4  # the trees' steps are larger than what shorter ones gain
-    assert long.sum() > 100
-    assert (two > 1.3 * single)[long].all() and (four > 2.5 * single)[long].all()
-
-
 def test_a_gpu_of_the_same_kind_with_a_lower_power_limit_is_slower() -> None:
     t4, side = device("t4"), np.full(1, 8192.0)
     large = product_table(np.ones(1), side, side, side, 4.0, 4.0, 0.0)

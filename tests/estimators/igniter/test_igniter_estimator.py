@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,14 +62,17 @@ def _beside(copies: int) -> ColocationRow:
     )  # fmt: skip
 
 
-def _database(path: Path, copies: int = 5) -> KernelDb:
-    models = [_model(batch, share) for batch in (1, 16, 32) for share in (20.0, 50.0, 100.0)]
-    device = DeviceRow("r1", GPU.name, "gpu", pcie_bytes_per_s=1e10)
-    return database(path, models, [device], [_beside(count) for count in range(2, copies + 1)])
+ROWS = [_model(batch, share) for batch in (1, 16, 32) for share in (20.0, 50.0, 100.0)]
+COPIES = [_beside(count) for count in range(2, 6)]
+LINK = DeviceRow("r1", GPU.name, "gpu", pcie_bytes_per_s=1e10)
+
+
+def _write(path: Path, models: Sequence[ModelRow], beside: Sequence[ColocationRow]) -> KernelDb:
+    return database(path, models, [LINK], beside)
 
 
 def test_coefficients_are_recovered_from_the_rows_of_the_database(tmp_path: Path) -> None:
-    hardware, workloads = fit_all(*profile_of(_database(tmp_path / "db"), GPU))
+    hardware, workloads = fit_all(*profile_of(_write(tmp_path / "db", ROWS, COPIES), GPU))
     assert hardware.alpha_f == pytest.approx(-1.0)
     assert hardware.alpha_sch == pytest.approx(0.005)
     assert hardware.beta_sch == pytest.approx(-0.008)
@@ -84,67 +88,53 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 
 def test_too_few_copies_at_once_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="need one to five copies"):
-        profile_of(_database(tmp_path / "db", copies=2), GPU)
+        profile_of(_write(tmp_path / "db", ROWS, COPIES[:1]), GPU)
 
 
 def _profile(path: Path, *rows: DeviceRow, clock_mhz: float = 1530.0) -> HardwareProfile:
-    db = _database(path)
-    profiled = db.read_table("models").to_pylist()
-    models = [replace(_model(row["batch"], row["sm_share_pct"]), clock_mhz=clock_mhz) for row in profiled]
-    beside = [replace(_beside(count), clock_mhz=clock_mhz * (1.0 - 0.002 * count)) for count in range(2, 6)]
-    return profile_of(database(path.with_name("other"), models, rows, beside), GPU)[0]
+    models = [replace(row, clock_mhz=clock_mhz) for row in ROWS]
+    beside = [replace(row, clock_mhz=clock_mhz * (1.0 - 0.002 * count)) for count, row in enumerate(COPIES, 2)]
+    return profile_of(database(path, models, rows, beside), GPU)[0]
 
 
 def test_the_link_as_models_used_it_wins_over_a_benchmark_of_it(tmp_path: Path) -> None:
     benchmark = DeviceRow("r9", GPU.name, "gpu", pcie_bytes_per_s=5e10, dram_bytes_per_s=1e12)
     timelines = [DeviceRow(f"r{i}", GPU.name, "gpu", pcie_bytes_per_s=rate) for i, rate in enumerate((1e10, 8e9, 9e9))]
     assert _profile(tmp_path / "a", benchmark, *timelines).pcie_bytes_per_ms == pytest.approx(9e6)
-    assert _profile(tmp_path / "b" / "c", benchmark).pcie_bytes_per_ms == pytest.approx(5e7)
+    assert _profile(tmp_path / "b", benchmark).pcie_bytes_per_ms == pytest.approx(5e7)
 
 
 def test_a_gpu_that_stays_below_its_data_sheets_clock_is_not_taken_for_throttled(tmp_path: Path) -> None:
-    profile = _profile(tmp_path / "db", DeviceRow("r1", GPU.name, "gpu", pcie_bytes_per_s=1e10), clock_mhz=1410.0)
+    profile = _profile(tmp_path / "db", LINK, clock_mhz=1410.0)
     assert profile.max_clock_mhz == 1410.0 and set(profile.clock_mhz) == {1410.0}
     assert fit_hardware(profile).alpha_f == 0.0
 
 
 def test_rows_that_failed_or_lack_a_figure_are_left_out(tmp_path: Path) -> None:
-    models = [_model(batch, share) for batch in (1, 16, 32) for share in (20.0, 50.0, 100.0)]
-    beside = [_beside(count) for count in range(2, 6)]
-    wrong = replace(models[0], error="output y differs under the share", clock_mhz=9000.0)
+    wrong = replace(ROWS[0], error="output y differs under the share", clock_mhz=9000.0)
     lacking = replace(_beside(5), dispatch_ms=None)
-    link = DeviceRow("r1", GPU.name, "gpu", pcie_bytes_per_s=1e10)
-    profile, _ = profile_of(database(tmp_path / "db", [*models, wrong], [link], [*beside, lacking]), GPU)
+    profile, _ = profile_of(_write(tmp_path / "db", [*ROWS, wrong], [*COPIES, lacking]), GPU)
     assert profile.max_clock_mhz == 1530.0 and len(profile.clock_mhz) == 5
 
 
 def test_a_number_of_copies_whose_gap_is_not_known_costs_the_others_nothing(tmp_path: Path) -> None:
-    models = [_model(batch, share) for batch in (1, 16, 32) for share in (20.0, 50.0, 100.0)]
-    beside = [
-        replace(_beside(count), dispatch_ms=None if count == 4 else _beside(count).dispatch_ms)
-        for count in (2, 3, 4, 5)
-    ]
-    link = DeviceRow("r1", GPU.name, "gpu", pcie_bytes_per_s=1e10)
-    hardware, workloads = fit_all(*profile_of(database(tmp_path / "db", models, [link], beside), GPU))
+    beside = [*COPIES[:2], replace(COPIES[2], dispatch_ms=None), COPIES[3]]
+    hardware, workloads = fit_all(*profile_of(_write(tmp_path / "db", ROWS, beside), GPU))
     assert hardware.alpha_sch == pytest.approx(0.005)
     assert hardware.beta_sch == pytest.approx(-0.008)
     assert "net" in workloads
 
 
 def test_too_few_gaps_are_refused_with_what_there_is(tmp_path: Path) -> None:
-    models = [_model(batch, share) for batch in (1, 16, 32) for share in (20.0, 50.0, 100.0)]
-    beside = [_beside(2), *(replace(_beside(count), dispatch_ms=None) for count in (3, 4, 5))]
-    link = DeviceRow("r1", GPU.name, "gpu", pcie_bytes_per_s=1e10)
+    beside = [COPIES[0], *(replace(row, dispatch_ms=None) for row in COPIES[1:])]
     with pytest.raises(InputError, match="there are 1, 2, 3, 4, 5 copies, with a gap between launches 1, 2 copies"):
-        profile_of(database(tmp_path / "db", models, [link], beside), GPU)
+        profile_of(_write(tmp_path / "db", ROWS, beside), GPU)
 
 
 def test_use_of_l2_is_taken_from_the_most_alike_row_that_was_counted(tmp_path: Path) -> None:
-    link = DeviceRow("r1", GPU.name, "gpu", pcie_bytes_per_s=1e10)
-    timed = [replace(_model(batch, share), l2_pct=None) for batch in (1, 16, 32) for share in (20.0, 50.0, 100.0)]
+    timed = [replace(row, l2_pct=None) for row in ROWS]
     counted = [replace(_model(1, 100.0), l2_pct=3.0), replace(_model(16, 20.0), l2_pct=18.0)]
-    beside = [_beside(count) for count in range(2, 6)]
-    _, workloads = profile_of(database(tmp_path / "db", [*timed, *counted], [link], beside), GPU)
+    _, workloads = profile_of(_write(tmp_path / "db", [*timed, *counted], COPIES), GPU)
     assert workloads["net"].l2_beside_pct == 18.0
 
 

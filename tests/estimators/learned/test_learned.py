@@ -256,10 +256,3 @@ def test_a_device_without_ops_cannot_be_learnt(tmp_path: Path) -> None:
     db = database(tmp_path / "db")
     with pytest.raises(InputError, match="no ops were measured on cpu-test-4c"):
         load_training_set(db, CPU, database_graphs(db))
-
-
-def test_a_scalar_input_of_a_row_is_read_as_one() -> None:
-    row = OpRow("r", "m", "cpu", 2, 0, "clip", "Clip", "c", shapes="2x8,(),()->2x8", dtype="float32", flops=16)
-    facts = facts_of_row(row)
-    assert facts.inputs == ((2, 8), (), ())
-    assert facts.outputs == ((2, 8),)
