@@ -1,15 +1,10 @@
 """Facts of ops, their features and their expected times on a device, for regressors.
 
-Convolutions on a CPU: ONNX Runtime executes them in blocks of channels as wide as the vector registers, incomplete
-blocks filled with zeros; or, where channels cannot be blocked, by unfolding the input into a matrix (im2col), written
-and read again, and multiplying. The channels alone decide between them; the rules are those observed of its optimizer
-(1.31, vectors of 512 bits).
-
-The expected time is the sum of arithmetic and traffic. On a CPU the parts add up:
-a core waits for data outside its caches, and little of the wait is hidden behind arithmetic (of a product of 16 rows by
-2048 x 2048 weights on one core, 1.40 ms are arithmetic, 0.35 ms traffic, and 1.70 ms were measured). On a GPU, whose
-threads hide one behind the other, the expected time is the roofline. Regressors learn the ratio of an op's time to it,
-which differs far less from op to op than the time.
+The expected time is the sum of arithmetic and traffic. On a CPU the parts add up: a core waits for data outside its
+caches, and little of the wait is hidden behind arithmetic (of a product of 16 rows by 2048 x 2048 weights on one core,
+1.40 ms are arithmetic, 0.35 ms traffic, and 1.70 ms were measured). On a GPU, whose threads hide one behind the other,
+the expected time is the roofline. Regressors learn the ratio of an op's time to it, which differs far less from op to
+op than the time.
 """
 
 from __future__ import annotations
@@ -127,63 +122,8 @@ def _shapes(text: str) -> tuple[Shape, ...]:
     return tuple(tuple(int(side) for side in part.strip("()").split("x") if side) for part in parts)
 
 
-#: Channels per block.
-LANES = 16
-#: Input channels are padded to whole blocks where they are a multiple of this.
-_FILLED = 4
-
-
-def is_blocked(facts: OpFacts) -> bool:
-    """Return whether an op is a two-dimensional convolution computed in a channel-blocked layout."""
-    if not _is_convolution(facts):
-        return False
-    group, outputs, inputs = _channels(facts)
-    if group == 1:
-        return inputs < LANES or inputs % _FILLED == 0
-    if _is_depthwise(facts):
-        return outputs % _FILLED == 0
-    return inputs % LANES == 0 and outputs // group % LANES == 0
-
-
-def computed_flops(facts: OpFacts) -> float:
-    """Return the executed operations, including those on the zeros that fill blocks."""
-    if not is_blocked(facts):
-        return facts.flops
-    group, outputs, inputs = _channels(facts)
-    padding = _compute_padding(inputs) if group == 1 and inputs >= LANES else 1.0
-    return facts.flops * _compute_padding(outputs) * padding
-
-
-def unfolded_bytes(facts: OpFacts) -> float:
-    """Return the bytes of the unfolded input, written and read again: 0 where the input is already a matrix."""
-    if not _is_convolution(facts) or is_blocked(facts) or not facts.outputs:
-        return 0.0
-    group, _, inputs = _channels(facts)
-    window = facts.inputs[1][2:]
-    sides = (*integers(facts.attributes.get("strides")), *window)
-    if max(sides) == 1 and not any(integers(facts.attributes.get("pads"))):
-        return 0.0
-    batch, _, *pixels = facts.outputs[0]
-    return 2.0 * 4.0 * batch * prod(pixels) * group * inputs * prod(window)
-
-
-def _is_convolution(facts: OpFacts) -> bool:
-    return "Conv" in facts.op_type and len(facts.inputs) > 1 and len(facts.inputs[1]) == 4
-
-
-def _is_depthwise(facts: OpFacts) -> bool:
-    group, outputs, inputs = _channels(facts)
-    return inputs == 1 and group == outputs
-
-
-def _channels(facts: OpFacts) -> tuple[int, int, int]:
-    """Return the groups, the output channels, and the input channels of a group."""
-    outputs, inputs = facts.inputs[1][:2]
-    return max(1, integer(facts.attributes.get("group"), 1)), max(1, outputs), max(1, inputs)
-
-
-def _compute_padding(channels: int) -> float:
-    return -(-channels // LANES) * LANES / channels
+#: Float32 values in a vector register of 512 bits: kernels block channels by them.
+_LANES = 16
 
 
 Array = NDArray[Any]
@@ -214,7 +154,7 @@ FEATURES = (
     "log_flops", "log_bytes_read", "log_bytes_written", "log_weight_bytes", "log_intensity", "log_inputs",
     "log_outputs", "log_batch", "log_rows", "log_columns", "log_depth", "log_window", "stride", "log_groups",
     "log_columns_in_group", "log_channels_in_group", "aligned", "last_dimension", "inputs", "dtype_bytes",
-    "blocked", "log_unfolded", "log_fused", "fused_functions", "fused_inputs",
+    "log_fused", "fused_functions", "fused_inputs",
     "log_roofline_ns", "log_balance", "log_peak", "log_bandwidth", "log_units",
     *(f"is_{kind}" for kind in _KIND_NAMES),
 )  # fmt: skip
@@ -293,12 +233,10 @@ def _op_features(facts: OpFacts) -> list[float]:
         math.log(group),
         math.log1p(columns / group),
         math.log1p(channels_in_group(facts)),
-        float(columns % LANES == 0) + float(channels_in_group(facts) % LANES == 0),
+        float(columns % _LANES == 0) + float(channels_in_group(facts) % _LANES == 0),
         math.log1p(facts.outputs[0][-1] if facts.outputs and facts.outputs[0] else 1),
         float(len(facts.inputs)),
         traffic / max(1.0, inputs + outputs),
-        float(is_blocked(facts)),
-        math.log1p(unfolded_bytes(facts)),
         math.log(facts.fused),
         float(facts.fused_functions),
         float(facts.fused_inputs),
@@ -334,7 +272,7 @@ def regressor_features(ops: Sequence[OpFacts], device: Device, share: Share) -> 
 def expected_features(ops: Sequence[OpFacts], device: Device, share: Share) -> Array:
     """Return the logarithm of the expected time in nanoseconds and its parts for each op, shape (len(ops), 3)."""
     if device.kind == "cpu":
-        flops = np.array([computed_flops(facts) for facts in ops], dtype=float)
+        flops = np.array([facts.flops for facts in ops], dtype=float)
         arithmetic_ns = flops / (device.flops_per_s["float32"] * device.fraction(share)) * 1e9
         traffic_ns = _traffic_s(ops, device, share) * 1e9
     else:
@@ -353,7 +291,7 @@ def _traffic_s(ops: Sequence[OpFacts], device: Device, share: Share) -> Array:
     """Return the time of each op's traffic: weights at the whole model's reuse distance, the rest at the op's own."""
     weights = np.array([facts.weight_bytes for facts in ops], dtype=float)
     total = np.array([facts.bytes_read + facts.bytes_written for facts in ops], dtype=float)
-    activations = np.maximum(total - weights, 0.0) + np.array([unfolded_bytes(facts) for facts in ops])
+    activations = np.maximum(total - weights, 0.0)
     since_last_run = np.array([facts.working_set for facts in ops], dtype=float)
     return np.asarray(
         weights / reread_bandwidth(device, share, since_last_run) + activations / reread_bandwidth(device, share, total)

@@ -5,15 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from gpuprof.domain.share import Share
-from gpuprof.estimators.learned.features import FEATURES, facts_of_op, feature_matrix
 from gpuprof.estimators.learned.training_set import group_facts, measured_groups, optimized_groups, working_set_bytes
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import OpRow
 from tests.estimators.measured_world import convolutional
-from tests.estimators.rows import CPU, two_layers
+from tests.estimators.rows import two_layers
 
 
 def test_the_optimizer_executes_a_relu_with_its_convolution(tmp_path: Path) -> None:
@@ -56,14 +52,3 @@ def test_a_group_counts_functions_and_the_activations_that_it_reads_besides(tmp_
         (facts,) = group_facts(fused, {0: (0, 1)})
         assert (facts.fused, facts.fused_functions, facts.fused_inputs) == (2, functions, inputs)
         assert facts.working_set == working_set_bytes(fused)
-
-
-@pytest.mark.parametrize(("group", "width", "blocked"), [(1, 60, True), (1, 61, False), (3, 48, True), (3, 60, False)])
-def test_grouped_convolutions_run_in_blocks_where_their_channels_fill_them(
-    tmp_path: Path, group: int, width: int, blocked: bool
-) -> None:
-    facts = facts_of_op(load_graph(convolutional(tmp_path / "c.onnx", (8,))).ops[0], 1)
-    weight = (width, width // group, 3, 3)
-    grouped = replace(facts, inputs=(facts.inputs[0], weight), attributes={"group": group})
-    column = feature_matrix([grouped], CPU, Share())[0]
-    assert bool(column[FEATURES.index("blocked")]) is blocked
