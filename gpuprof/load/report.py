@@ -89,12 +89,9 @@ class ModelResult:
     p95_high_ms: float | None = None
     p99_low_ms: float | None = None
     p99_high_ms: float | None = None
-    #: ``server_mean_ms``, ``server_p50_ms``, ``server_p99_ms``: Time from arrival to answer in the server as it reports
-    #: it (Server-Timing), over the answered requests; None where it does not. The rest of the latency is client and
-    #: network.
+    #: Time from arrival to answer in the server as it reports it (Server-Timing), mean over the answered requests; None
+    #: where it does not. The rest of the latency is client and network.
     server_mean_ms: float | None = None
-    server_p50_ms: float | None = None
-    server_p99_ms: float | None = None
     #: ``slowest_ms``, ``slowest_late_ms``, ``slowest_network_ms``, ``slowest_router_ms``, ``slowest_queue_ms``,
     #: ``slowest_infer_ms``: Mean latency of the slowest hundredth of the answered requests, and its parts: late
     #: sending, client and network, router and copies, queueing, the model. None without a p99, or where the server does
@@ -129,7 +126,12 @@ def summarize(
     answered = latency[is_answer]
     seconds = span[1] - span[0]
     in_slo = int((answered <= slo_ms).sum())
-    percentiles = _find_percentiles(np.sort(answered))
+    percentiles: dict[str, Any] = {}
+    for percent in PERCENTS:
+        percentile = find_percentile(np.sort(answered).tolist(), percent)
+        for end, value in (("", "value"), ("_low", "low"), ("_high", "high")):
+            percentiles[f"p{percent}{end}_ms"] = None if percentile is None else getattr(percentile, value)
+    told_ms = server_ms[0, is_answer]
     return ModelResult(
         model=name,
         slo_ms=slo_ms,
@@ -144,7 +146,7 @@ def summarize(
         mean_ms=float(answered.mean()) if len(answered) else None,
         **percentiles,
         lag_p99_ms=float(1000.0 * np.quantile(sent_s - due, 0.99)) if len(due) else 0.0,
-        **_find_server_times(server_ms[0, is_answer]),
+        server_mean_ms=float(told_ms.mean()) if len(told_ms) and not (told_ms == UNKNOWN_MS).any() else None,
         **_divide_slowest(answered, 1000.0 * (sent_s - due)[is_answer], server_ms[:, is_answer], percentiles["p99_ms"]),
     )
 
@@ -184,27 +186,6 @@ def _divide_slowest(latency_ms: Floats, late_ms: Floats, times_ms: Floats, p99_m
         "infer_": infer_ms,
     }
     return {f"slowest_{name}ms": float(values.mean()) for name, values in parts.items()}
-
-
-def _find_server_times(server_ms: Floats) -> dict[str, Any]:
-    """Return mean and percentiles of the time that the server reports, where it does so for every answer."""
-    if not len(server_ms) or (server_ms == UNKNOWN_MS).any():
-        return {}
-    times_ms = sorted(server_ms.tolist())
-    percentiles = {percent: find_percentile(times_ms, percent) for percent in (50, 99)}
-    values = {f"server_p{percent}_ms": None if p is None else p.value for percent, p in percentiles.items()}
-    return {"server_mean_ms": float(server_ms.mean()), **values}
-
-
-def _find_percentiles(ordered: Floats) -> dict[str, Any]:
-    """Return the percentiles of ascending latencies with the ends of their intervals, by the names of the columns."""
-    figures: dict[str, Any] = {}
-    for percent in PERCENTS:
-        percentile = find_percentile(ordered.tolist(), percent)
-        figures[f"p{percent}_ms"] = None if percentile is None else percentile.value
-        figures[f"p{percent}_low_ms"] = None if percentile is None else percentile.low
-        figures[f"p{percent}_high_ms"] = None if percentile is None else percentile.high
-    return figures
 
 
 def stage_rows(

@@ -94,7 +94,7 @@ def test_what_the_server_says_it_took_is_kept_apart_from_the_network() -> None:
     assert not requests.queue_ms  # of other servers only the total is known
     summary = summarize([schedule], [requests], 0, "m", 100.0, (0.0, 3.0))
     assert summary.mean_ms == pytest.approx(15.0)
-    assert (summary.server_mean_ms, summary.server_p50_ms, summary.server_p99_ms) == (5.0, 5.0, None)
+    assert summary.server_mean_ms == 5.0
     ns = {key: {"count": 0, "ns": 0} for key in ("queue", "compute_input", "compute_infer", "compute_output")}
     after = {"inference_stats": {key: {"count": 2, "ns": 1_000_000} for key in ns}, "batch_stats": []}
     row = stage_row(summary, {"inference_stats": ns, "batch_stats": []}, after)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 
-from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, Node, Partition, PublicName, Replica
+from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, Node, PublicName, Replica
 from gpuprof.domain.map_file import read_map
 from gpuprof.errors import InputError, UnavailableError, unknown_name
 from gpuprof.graph.merged_model import read_merged
@@ -220,51 +221,57 @@ class _OrderBuilder:
     def __init__(self, planner: Planner, source: MapSource) -> None:
         self._planner, self._deployment, self._base = planner, source.deployment, source.base
         self._public_names = _public_names(source.deployment)
-        self._counts: dict[str, int] = {}
+        self._counts: Counter[str] = Counter()
 
     def replicas(self, placed: Sequence[_Placed], machine: MachineParts, node: str) -> Iterator[PlannedReplica]:
         """Yield the replicas of a node; ``node`` names the machine of their workers."""
         shares = [(place, mig, replica.sm_share_pct, replica.turns) for place, mig, replica, _ in placed]
         spare = SpareResources(shares, machine.cores)
-        planned = list(self._plan_replicas(placed, spare, node))
+        planned = [self._plan_replica(*place, spare, node) for place in placed]
         yield from (_join_worker(replica, turns, planned) for replica, turns in planned)
 
-    def _plan_replicas(
-        self, placed: Sequence[_Placed], spare: SpareResources, node: str
-    ) -> Iterator[tuple[PlannedReplica, str]]:
-        """Yield each replica with the name of its worker, empty for a replica with processes of its own."""
-        for place, mig, replica, part in placed:
-            model = self._deployment.models.get(replica.model)
-            if model is None:
-                text = f"the map places {replica.model!r}, which is not among its models"
-                raise InputError(text, "gpuprof place writes a whole map")
-            name = self._next_name(replica.model)
-            plan = _make_plan(replica, name, place, mig)
-            try:
-                order = self._make_order(replica, part, f"{self._planner.group}-{name}", node)
-                members = _plan_members(model, Path(order.path))
-            except InputError as fault:
-                yield PlannedReplica(replica.model, plan, fault=fault), ""
-                continue
-            turns = f"{self._planner.group}-{place}-{mig}-turns{replica.turns}" if replica.turns else ""
-            extra_pct = 0.0 if turns else self._planner.shadow_pct  # a worker has no standby
-            standby = spare.standby(plan, order, replica.processes, extra_pct) if extra_pct else None
-            yield PlannedReplica(replica.model, plan, (order,) * replica.processes, standby, members), turns
-
-    def _next_name(self, model: str) -> str:
-        number = self._counts.get(model, 0)
-        self._counts[model] = number + 1
-        return f"{model}/{number}"
+    def _plan_replica(
+        self, place: str, mig: str, replica: Replica, part: _Part, spare: SpareResources, node: str
+    ) -> tuple[PlannedReplica, str]:
+        """Return a replica with the name of its worker, empty for a replica with processes of its own."""
+        model = self._deployment.models.get(replica.model)
+        if model is None:
+            text = f"the map places {replica.model!r}, which is not among its models"
+            raise InputError(text, "gpuprof place writes a whole map")
+        name = f"{replica.model}/{self._counts[replica.model]}"
+        self._counts[replica.model] += 1
+        plan = ReplicaPlan(
+            name=name,
+            batch=replica.batch,
+            max_wait_ms=replica.max_wait_ms,
+            latency_ms=_latency_ms(replica),
+            rate_rps=replica.rate_rps,
+            place=place,
+            mig=mig,
+            share_pct=replica.sm_share_pct,
+        )
+        try:
+            order = self._make_order(replica, part, f"{self._planner.group}-{name}", node)
+            members = _plan_members(model, Path(order.path))
+        except InputError as fault:
+            return PlannedReplica(replica.model, plan, fault=fault), ""
+        turns = f"{self._planner.group}-{place}-{mig}-turns{replica.turns}" if replica.turns else ""
+        extra_pct = 0.0 if turns else self._planner.shadow_pct  # a worker has no standby
+        standby = spare.standby(plan, order, replica.processes, extra_pct) if extra_pct else None
+        return PlannedReplica(replica.model, plan, (order,) * replica.processes, standby, members), turns
 
     def _make_order(self, replica: Replica, part: _Part, group: str, node: str) -> WorkerOrder:
         find = _simulated_path if part is None else model_path
-        order = replace(
-            _make_order(replica, find(self._deployment, replica.model, self._base), part, group),
-            node=node,
-            sha256="" if self._planner.allow_changed else self._deployment.models[replica.model].sha256 or "",
-        )
-        public = self._public_names.get(replica.model)
-        return order if public is None else replace(order, model=public.name, version=public.version)
+        path = find(self._deployment, replica.model, self._base)
+        public = self._public_names.get(replica.model, PublicName(replica.model))
+        sha256 = "" if self._planner.allow_changed else self._deployment.models[replica.model].sha256 or ""
+        order = WorkerOrder(public.name, public.version, path, replica.batch, node=node, sha256=sha256)
+        if isinstance(part, _GpuPart):
+            return replace(order, provider=gpu_provider() or ORT_CUDA, gpu=part.share, with_mps=part.with_mps)
+        if part is None:
+            times_ms, cv = _latency_ms(replica), replica.predicted.latency_cv
+            return replace(order, provider=SIMULATED_PROVIDER, group=group, latency_ms=times_ms, latency_cv=cv)
+        return replace(order, threads=part.threads, cores=part.cores, quota_cores=part.quota_cores, group=group)
 
 
 def _join_worker(replica: PlannedReplica, turns: str, planned: Sequence[tuple[PlannedReplica, str]]) -> PlannedReplica:
@@ -275,17 +282,16 @@ def _join_worker(replica: PlannedReplica, turns: str, planned: Sequence[tuple[Pl
     if not turns or replica.fault is not None:
         return replica
     mates = [mate for mate, name in planned if name == turns and mate.fault is None]
-    contents = [(replace(mate.plan, name="", rate_rps=0.0), *_without_groups(mate.orders)) for mate in mates]
+    contents = [
+        (replace(mate.plan, name="", rate_rps=0.0), *(replace(order, group="") for order in mate.orders))
+        for mate in mates
+    ]
     name = f"{turns}-{sha256(repr(contents).encode()).hexdigest()[:8]}"
     order = replica.orders[0]
     gpus = [mate.orders[0].gpu for mate in mates]
     limits = [None if gpu is None else gpu.memory_bytes for gpu in gpus]
     gpu = order.gpu and replace(order.gpu, memory_bytes=None if None in limits else sum(filter(None, limits)))
     return replace(replica, orders=(replace(order, turns=name, group=name, mates=len(mates), gpu=gpu),))
-
-
-def _without_groups(orders: Sequence[WorkerOrder]) -> tuple[WorkerOrder, ...]:
-    return tuple(replace(order, group="") for order in orders)
 
 
 def needs_machine(node: Node, simulated: bool) -> bool:
@@ -344,35 +350,25 @@ def chosen_node(deployment: DeploymentMap, name: str | None) -> Node:
 def _assign_parts(node: Node, machine: MachineParts, simulated: bool) -> Iterator[_Placed]:
     """Yield each replica with its place, its MIG instance and its part of the machine; None: simulated."""
     for gpu in node.gpus:
-        place = f"{node.name}/{gpu.device}:{gpu.index}"
-        for partition, replica, part in _list_shares(gpu, machine, simulated):
+        placed = [(partition, replica) for partition in gpu.partitions for replica in partition.replicas]
+        parts: Iterable[_Part]
+        if simulated or gpu.device.startswith(SIMULATED_PREFIX):
+            parts = [None] * len(placed)
+        elif not gpu.device.startswith(_CPU_PREFIX):
+            parts = _assign_gpu_shares(gpu, machine)
+        elif gpu.index:
+            raise UnavailableError(
+                f"the map uses {gpu.index + 1} CPUs of one node, but this machine is one", "plan with --gpus cpu:1"
+            )
+        else:
+            parts = plan_shared_slices([(replica.sm_share_pct, replica.turns) for _, replica in placed], machine.cores)
+        for (partition, replica), part in zip(placed, parts, strict=True):
             mig = "" if partition.mig is None else f"{partition.mig.profile}@{partition.mig.start}"
-            yield place, mig, replica, part
+            yield f"{node.name}/{gpu.device}:{gpu.index}", mig, replica, part
 
 
-def _list_shares(gpu: Gpu, machine: MachineParts, simulated: bool) -> Iterator[tuple[Partition, Replica, _Part]]:
-    """Yield each replica of a device with its part of the device."""
-    placed = [(partition, replica) for partition in gpu.partitions for replica in partition.replicas]
-    if simulated or gpu.device.startswith(SIMULATED_PREFIX):
-        yield from ((partition, replica, None) for partition, replica in placed)
-    elif gpu.device.startswith(_CPU_PREFIX):
-        slices = _assign_cpu_shares(gpu, [replica for _, replica in placed], machine)
-        yield from ((partition, replica, part) for (partition, replica), part in zip(placed, slices, strict=True))
-    else:
-        yield from _assign_gpu_shares(gpu, machine)
-
-
-def _assign_cpu_shares(gpu: Gpu, placed: Sequence[Replica], machine: MachineParts) -> tuple[CpuSlice, ...]:
-    """Return the part of the machine's cores of each replica of a CPU."""
-    if gpu.index:
-        raise UnavailableError(
-            f"the map uses {gpu.index + 1} CPUs of one node, but this machine is one", "plan with --gpus cpu:1"
-        )
-    return plan_shared_slices([(replica.sm_share_pct, replica.turns) for replica in placed], machine.cores)
-
-
-def _assign_gpu_shares(gpu: Gpu, machine: MachineParts) -> Iterator[tuple[Partition, Replica, _GpuPart]]:
-    """Yield each replica of a GPU with the part of the GPU for each of its processes."""
+def _assign_gpu_shares(gpu: Gpu, machine: MachineParts) -> Iterator[_GpuPart]:
+    """Yield the part of the GPU for each process of each replica."""
     local = find_gpu(gpu, machine.gpus)
     for partition in gpu.partitions:
         uuid = local.find_uuid(partition.mig)
@@ -387,7 +383,7 @@ def _assign_gpu_shares(gpu: Gpu, machine: MachineParts) -> Iterator[tuple[Partit
         )
         for replica, pct in zip(partition.replicas, pcts, strict=True):
             held_pct = None if partition.unshared else pct
-            yield partition, replica, _GpuPart(GpuShare(uuid, held_pct, replica.memory_limit_bytes), with_mps)
+            yield _GpuPart(GpuShare(uuid, held_pct, replica.memory_limit_bytes), with_mps)
 
 
 def _simulated_path(deployment: DeploymentMap, model: str, base: Path) -> str:
@@ -398,29 +394,6 @@ def _simulated_path(deployment: DeploymentMap, model: str, base: Path) -> str:
         if deployment.models[model].members:
             raise  # without the file, the models' tensors cannot be told apart
         return ""
-
-
-def _make_order(replica: Replica, path: str, part: CpuSlice | _GpuPart | None, group: str) -> WorkerOrder:
-    order = WorkerOrder(replica.model, "1", path, replica.batch)
-    if isinstance(part, _GpuPart):
-        return replace(order, provider=gpu_provider() or ORT_CUDA, gpu=part.share, with_mps=part.with_mps)
-    if part is None:
-        times_ms, cv = _latency_ms(replica), replica.predicted.latency_cv
-        return replace(order, provider=SIMULATED_PROVIDER, group=group, latency_ms=times_ms, latency_cv=cv)
-    return replace(order, threads=part.threads, cores=part.cores, quota_cores=part.quota_cores, group=group)
-
-
-def _make_plan(replica: Replica, name: str, place: str, mig: str) -> ReplicaPlan:
-    return ReplicaPlan(
-        name=name,
-        batch=replica.batch,
-        max_wait_ms=replica.max_wait_ms,
-        latency_ms=_latency_ms(replica),
-        rate_rps=replica.rate_rps,
-        place=place,
-        mig=mig,
-        share_pct=replica.sm_share_pct,
-    )
 
 
 def _latency_ms(replica: Replica) -> tuple[float, ...]:
