@@ -69,7 +69,6 @@ SUBPACKAGES = {
         "watch",
         "worker",
         "machine",
-        "engines",
         "router",
         "protocol",
         "edge",
@@ -163,7 +162,6 @@ def test_tools_see_the_public_names_where_they_are() -> None:
 #: Modules outside `gpuprof.cli` that are run by themselves (``python -m``) and write on stdout, and what for.
 SPEAKING_ENTRIES = {
     "runtime/gpu_probe.py": "tells the process that started it what a GPU provider can do",
-    "serving/engines/ray_keeper.py": "tells the process that started it where its socket is",
 }
 
 

@@ -353,7 +353,7 @@ def _choose_engine(name: str, ray_address: str | None, insecure: bool) -> Engine
         return None
     if name != _RAY:
         raise unknown_name("engine", name, [_LOCAL, _RAY])
-    from gpuprof.serving.engines.ray_engine import ray_engine
+    from gpuprof.serving.engine import ray_engine
 
     return ray_engine(ray_address, insecure)
 

@@ -14,7 +14,7 @@ from gpuprof.errors import InputError, UnavailableError
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, KernelRow, ModelRow, OpRow
 from gpuprof.plugins import load_plugin, require_methods
 from gpuprof.profiling.worker.job import Job, Request
-from gpuprof.runtime.executed_variant import executed_variant
+from gpuprof.runtime.optimizer import executed_variant
 
 #: Built-in collectors, in the order in which ``auto`` prefers them.
 COLLECTORS: Mapping[str, str] = MappingProxyType(

@@ -9,16 +9,20 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuprof.domain.model import Tensor
+from gpuprof.domain.device import Device
+from gpuprof.domain.model import ModelGraph, Op, Tensor
+from gpuprof.domain.runtime_variant import RuntimeVariant
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.graph.executed_graph import ExecutedNode, read_executed
 
 if TYPE_CHECKING:
     from gpuprof.graph.file import OnnxFile
+
 
 #: Larger models are skipped: ONNX Runtime holds and writes all weights, even if only zeros.
 _MOST_WEIGHT_BYTES = 2**31
@@ -114,3 +118,41 @@ def _write_declared(path: Path, light: bytes, weights: Iterable[Tensor]) -> None
     path.write_bytes(model.SerializeToString())
     with Path(path.parent, _ZEROS).open("wb") as zeros:
         os.truncate(zeros.fileno(), max((weight.bytes for weight in absent), default=1))
+
+
+_EIGHT_BITS = frozenset({"int8", "uint8"})
+_ARITHMETIC = ("float", "bfloat", "complex")
+
+
+def executed_variant(graph: ModelGraph, device: Device) -> RuntimeVariant:
+    """Return the variant of ``graph`` executed by a session of `open_session` on ``device``."""
+    return RuntimeVariant("onnxruntime", "fused", arithmetic_precision(graph, device))
+
+
+def arithmetic_precision(graph: ModelGraph, device: Device) -> str | None:
+    """Return the type in which most of a model's FLOPs are computed; None if unknown.
+
+    The inputs' type may differ: a language model takes whole numbers. On a GPU with TF32, products of float32 are
+    computed in TF32, as configured in every session.
+    """
+    work: Counter[str] = Counter()
+    for op in graph.ops:
+        if op.flops and (dtype := _operand_type(op)) is not None:
+            work[dtype] += op.flops
+    if not work:
+        dtypes = [tensor.dtype for tensor in (*graph.weights, *graph.inputs) if tensor.dtype.startswith(_ARITHMETIC)]
+        work.update(dtypes)
+    if not work:
+        return None
+    ((main_type, _),) = work.most_common(1)
+    return "tf32" if main_type == "float32" and "tfloat32" in device.flops_per_s else main_type
+
+
+def _operand_type(op: Op) -> str | None:
+    """Return the type of an op's first operand that is not an index; ``int8`` for signed and unsigned eight bits."""
+    for tensor in op.inputs:
+        if tensor.dtype in _EIGHT_BITS:
+            return "int8"
+        if tensor.dtype.startswith(_ARITHMETIC):
+            return tensor.dtype
+    return None

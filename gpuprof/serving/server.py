@@ -19,7 +19,7 @@ from gpuprof.serving.change.adapt import Adapter
 from gpuprof.serving.change.shadow import StandbyController
 from gpuprof.serving.change.worker_fleet import PlanChange, WorkerFleet
 from gpuprof.serving.control import control_path, open_control
-from gpuprof.serving.engines.local_engine import Engine, LocalEngine
+from gpuprof.serving.engine import Engine, LocalEngine
 from gpuprof.serving.front import Front
 from gpuprof.serving.plan.serving_plan import MapSource, Planner
 from gpuprof.serving.protocol.http_api import HttpApi
@@ -27,7 +27,7 @@ from gpuprof.serving.router.router import Router
 from gpuprof.serving.server_settings import ServerSettings
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.watch.logs import LOGGER
-from gpuprof.serving.watch.stalls import StallMeter
+from gpuprof.serving.watch.statistics import StallMeter
 
 #: Environment variable; if 1, freed tensor memory is overwritten at once, so that tests detect reads after release.
 POISON_VARIABLE = "GPUPROF_POISON"

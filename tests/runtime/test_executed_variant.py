@@ -10,7 +10,7 @@ from gpuprof.domain.catalogue import device
 from gpuprof.domain.model import ModelGraph
 from gpuprof.graph.load import load_graph
 from gpuprof.machine.cpu import local_cpu
-from gpuprof.runtime.executed_variant import arithmetic_precision, executed_variant
+from gpuprof.runtime.optimizer import arithmetic_precision, executed_variant
 
 
 def _embedding(path: Path, kind: int = TensorProto.FLOAT) -> ModelGraph:

@@ -11,8 +11,8 @@ from gpuprof.errors import InputError
 from gpuprof.graph.load import load_graph
 from gpuprof.pipeline.profile import ProfileSettings, profile
 from gpuprof.profiling.sweep import planning
-from gpuprof.runtime.executed_variant import arithmetic_precision
 from gpuprof.runtime.half_precision import convert_to_float16
+from gpuprof.runtime.optimizer import arithmetic_precision
 from gpuprof.runtime.providers import ORT_CPU
 from tests.profiling.models import write_mlp
 from tests.small_models import floats, write_model

@@ -29,7 +29,7 @@ from gpuprof.profiling.worker.job import DEFAULT_LIMITS, Job, Request, TimingLim
 from gpuprof.profiling.worker.process import Worker
 from gpuprof.profiling.worker.tasks import WorkerSetup, check_model
 from gpuprof.runtime.batch_items import BatchVerdicts
-from gpuprof.runtime.executed_variant import arithmetic_precision
+from gpuprof.runtime.optimizer import arithmetic_precision
 
 #: Key in a run's settings.
 DATA_SHA256 = "input_data_sha256"

@@ -12,7 +12,7 @@ from time import monotonic
 
 from gpuprof.domain.deployment import DeploymentMap, PublicName
 from gpuprof.errors import GpuprofError
-from gpuprof.serving.engines.local_engine import Engine
+from gpuprof.serving.engine import Engine
 from gpuprof.serving.machine.orders import WorkerOrder
 from gpuprof.serving.plan.serving_plan import PlannedReplica, Standby
 from gpuprof.serving.router.router import Router

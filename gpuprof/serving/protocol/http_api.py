@@ -38,8 +38,7 @@ from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError, out_of_memory
 from gpuprof.serving.transport.security import is_loopback
 from gpuprof.serving.transport.wire import Buffer
-from gpuprof.serving.watch.stalls import StallMeter
-from gpuprof.serving.watch.statistics import ProtocolFigures
+from gpuprof.serving.watch.statistics import ProtocolFigures, StallMeter
 
 _PUBLIC_PREFIX = b"/v2/health/"
 _GRPC_PREFIXES = (b"/inference.", b"/grpc.")

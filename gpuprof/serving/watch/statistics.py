@@ -1,13 +1,15 @@
-"""Statistics of a model since the server started: counts, times by stage, latencies."""
+"""Statistics since the server started: counts, times by stage and latencies of a model, and stalls of the router."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpuprof.serving.transport.inference import StageTimes
-from gpuprof.serving.watch.stalls import StallMeter
 
 #: Upper ends of the latency histogram's buckets in milliseconds: 0.1, 0.2, 0.5, 1 and so on to 50,000.
 BUCKETS_MS = tuple(float(f"{lead}e{power}") for power in range(-1, 5) for lead in "125")
@@ -119,3 +121,54 @@ class ProtocolFigures:
     turned_away: int  #: Connections beyond the bound.
     stalls: StallMeter
     edge_restarts: int | None = None  #: Restarts of the edge; None: no edge.
+
+
+#: Interval of the timer, and the least lateness that counts: less is the system's.
+_BEAT_S = 0.05
+_REMEMBERED = 256
+
+
+class StallMeter:
+    """Measures the delay of the event loop's timers.
+
+    ``now``: monotonic seconds at the beginning.
+
+    Attributes
+    ----------
+    count : int
+    longest_s, total_s : float
+        Ended stalls; the total is never reset, the others are by `forget`.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.count = 0
+        self.total_s = self.longest_s = 0.0
+        self._due = now + _BEAT_S
+        self._ended: deque[tuple[float, float]] = deque(maxlen=_REMEMBERED)
+
+    def forget(self) -> None:
+        """Reset the counts: stalls during the server's start, including a current stall, delay no request."""
+        self.observe_tick(time.monotonic())
+        self.count, self.longest_s = 0, 0.0
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        while True:
+            self._due = time.monotonic() + _BEAT_S
+            await asyncio.sleep(_BEAT_S)
+            self.observe_tick(time.monotonic())
+
+    def observe_tick(self, now: float) -> None:
+        """Record a run of the timer."""
+        late_s = now - self._due
+        self._due = now + _BEAT_S
+        if late_s > _BEAT_S:
+            self.count += 1
+            self.total_s += late_s
+            self.longest_s = max(self.longest_s, late_s)
+            self._ended.append((now, late_s))
+
+    def stalled_since(self, moment: float, now: float) -> float:
+        """Return the seconds of stalls that ended after ``moment``, including a current stall."""
+        late_s = now - self._due
+        return sum(size for end, size in self._ended if end > moment) + (late_s if late_s > _BEAT_S else 0.0)

@@ -9,7 +9,7 @@ import pytest
 
 from gpuprof.serving.machine.orders import WorkerOrder
 from gpuprof.serving.router.worker import ProcessWorker
-from gpuprof.serving.watch.stalls import StallMeter
+from gpuprof.serving.watch.statistics import StallMeter
 
 ORDER = WorkerOrder("m", "1", "null:4", 1)
 

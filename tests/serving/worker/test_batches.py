@@ -17,8 +17,8 @@ from gpuprof.errors import InputError
 from gpuprof.serving.transport.batch_io import INLINE, BatchInputs, BatchOutputs, Part
 from gpuprof.serving.transport.datatypes import ModelSpec, TensorSpec
 from gpuprof.serving.transport.wire import BlockingStream, Frame, FrameKind
-from gpuprof.serving.worker.batches import BatchRunner, serve_one_by_one, serve_overlapped
 from gpuprof.serving.worker.runtime import BoundRuntime, ModelError, NullRuntime, OnnxRuntime, Runtime, StagedInputs
+from gpuprof.serving.worker.worker import BatchRunner, serve_one_by_one, serve_overlapped
 from tests.reruns import serves_in_real_time
 from tests.runtime.played_gpu import PlayedMemory, play_gpu
 from tests.serving.test_models import TYPES, identity, lookup

@@ -1,1 +1,0 @@
-"""Engines that start and restart the machine processes: locally, or through Ray."""
