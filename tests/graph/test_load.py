@@ -31,8 +31,6 @@ from tests.graph.odd_models import ODD, OddModel
 from tests.small_models import Dims, floats, integers, write_classifier, write_model, write_splitter
 
 node = helper.make_node
-#: Their files take seconds to write.
-_SLOW = {"weights of 128 MB inside", "chain of 5,000 nodes"}
 WHILE = """(float[N,64] x) => (float[N,64] y)
 <int64 trip = {9223372036854775807}, bool yes = {1}, int64 zero = {0}, int64 step = {1}, int64 last = {5}> {
    n, y = Loop (trip, yes, zero, x) <body = b (int64 it, bool c, int64 i, float[N,64] s) => (bool c2, int64 i2,
@@ -650,7 +648,7 @@ def test_an_input_without_a_shape_is_refused_for_that(tmp_path: Path) -> None:
     assert caught.value.fix is not None and "with its inputs' shapes" in caught.value.fix
 
 
-@pytest.mark.parametrize("odd", [odd for odd in ODD if odd.name not in _SLOW], ids=lambda odd: odd.name)
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: odd.name)
 def test_an_odd_model_is_read_or_refused_with_a_remedy(odd: OddModel, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     odd.build(path)

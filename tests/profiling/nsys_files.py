@@ -15,63 +15,22 @@ RUNTIME, NVTX, KERNEL, MEMCPY = (
     "CUPTI_ACTIVITY_KIND_MEMCPY",
 )
 _KERNEL = [
-    "start",
-    "end",
-    "deviceId",
-    "contextId",
-    "streamId",
-    "correlationId",
-    "globalPid",
-    "demangledName",
-    "shortName",
-    "mangledName",
-    "launchType",
-    "cacheConfig",
-    "registersPerThread",
-    "gridX",
-    "gridY",
-    "gridZ",
-    "blockX",
-    "blockY",
-    "blockZ",
-    "staticSharedMemory",
-    "dynamicSharedMemory",
-    "localMemoryPerThread",
-    "localMemoryTotal",
-    "gridId",
-    "sharedMemoryExecuted",
-    "graphNodeId",
-    "sharedMemoryLimitConfig",
-]
+    "start", "end", "deviceId", "contextId", "streamId", "correlationId", "globalPid", "demangledName",
+    "shortName", "mangledName", "launchType", "cacheConfig", "registersPerThread", "gridX", "gridY", "gridZ",
+    "blockX", "blockY", "blockZ", "staticSharedMemory", "dynamicSharedMemory", "localMemoryPerThread",
+    "localMemoryTotal", "gridId", "sharedMemoryExecuted", "graphNodeId", "sharedMemoryLimitConfig",
+]  # fmt: skip
 _NEW_KERNEL = [*_KERNEL, "clusterX", "clusterY", "clusterZ", "somethingNobodyKnows"]
 _RUNTIME = ["start", "end", "eventClass", "globalTid", "correlationId", "nameId", "returnValue", "callchainId"]
 _MEMCPY = [
-    "start",
-    "end",
-    "deviceId",
-    "contextId",
-    "streamId",
-    "correlationId",
-    "globalPid",
-    "bytes",
-    "copyKind",
-    "srcKind",
-    "dstKind",
-]
+    "start", "end", "deviceId", "contextId", "streamId", "correlationId", "globalPid", "bytes", "copyKind",
+    "srcKind", "dstKind",
+]  # fmt: skip
 _GPU = ["computeMajor", "computeMinor", "smCount", "totalMemory", "memoryBandwidth", "clockRate", "l2CacheSize"]
 _NVTX = [
-    "start",
-    "end",
-    "eventType",
-    "rangeId",
-    "category",
-    "color",
-    "text",
-    "globalTid",
-    "endGlobalTid",
-    "textId",
+    "start", "end", "eventType", "rangeId", "category", "color", "text", "globalTid", "endGlobalTid", "textId",
     "domainId",
-]
+]  # fmt: skip
 
 
 @dataclass
@@ -119,14 +78,9 @@ class Export:
             globalPid=_global(pid, 0),
             demangledName=self.string(f"void {name}(float*)"),
             shortName=self.string(name),
-            **{
-                "deviceId": 0,
-                "registersPerThread": 32,
-                "staticSharedMemory": 0,
-                "dynamicSharedMemory": 0,
-                **shape,
-                **more,
-            },
+            **{"deviceId": 0, "registersPerThread": 32, "staticSharedMemory": 0, "dynamicSharedMemory": 0},
+            **shape,
+            **more,
         )
 
     def call(self, start: int, correlation: int, pid: int = 7, tid: int = 7) -> None:
