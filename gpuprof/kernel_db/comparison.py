@@ -19,9 +19,8 @@ from pathlib import Path
 
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, unknown_name
-from gpuprof.kernel_db.records import read_records
+from gpuprof.kernel_db.records import read_records, run_query
 from gpuprof.kernel_db.schema import ModelRow, RunRow
-from gpuprof.kernel_db.sql import run_query
 from gpuprof.kernel_db.store import KernelDb
 
 #: Probability of detecting a change as large as the reported smallest change.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.sizes import describe_sizes
@@ -53,14 +53,7 @@ def record_dims(collected: Collected, jobs: Sequence[Job]) -> Collected:
 
     ``jobs`` are the measured job and its neighbours, in the order of the rows of ``colocations``.
     """
-    own_dims, *rest = (describe_sizes(job.graph.sizes) or None for job in jobs)
-    beside = zip(collected.colocations, (own_dims, *rest), strict=False)
-    return replace(
-        collected,
-        models=tuple(replace(row, dims=own_dims) for row in collected.models),
-        ops=tuple(replace(row, dims=own_dims) for row in collected.ops),
-        colocations=tuple(replace(row, dims=dims) for row, dims in beside),
-    )
+    return _add_columns(collected, [{"dims": describe_sizes(job.graph.sizes) or None} for job in jobs])
 
 
 def record_variants(collected: Collected, jobs: Sequence[Job], device: Device) -> Collected:
@@ -72,18 +65,19 @@ def record_variants(collected: Collected, jobs: Sequence[Job], device: Device) -
     if not collected.settings.get("provider"):
         return collected
     variants = [executed_variant(job.graph, device) for job in jobs]
-    variants = [
-        replace(variant, execution=execution or variant.execution)
-        for variant, execution in zip_longest(variants, collected.executions[: len(variants)])
-    ]
-    variant, *rest = map(asdict, variants)
-    beside = [replace(row, **columns) for row, columns in zip(collected.colocations, (variant, *rest), strict=False)]
+    executions = zip_longest(variants, collected.executions[: len(variants)])
+    columns = [asdict(replace(variant, execution=execution or variant.execution)) for variant, execution in executions]
+    collected = replace(collected, kernels=tuple(replace(row, **columns[0]) for row in collected.kernels))
+    return _add_columns(collected, columns)
+
+
+def _add_columns(collected: Collected, columns: Sequence[Mapping[str, Any]]) -> Collected:
+    """Return the rows of models, ops and co-locations with further columns, given for each job."""
     return replace(
         collected,
-        models=tuple(replace(row, **variant) for row in collected.models),
-        ops=tuple(replace(row, **variant) for row in collected.ops),
-        kernels=tuple(replace(row, **variant) for row in collected.kernels),
-        colocations=tuple(beside),
+        models=tuple(replace(row, **columns[0]) for row in collected.models),
+        ops=tuple(replace(row, **columns[0]) for row in collected.ops),
+        colocations=tuple(replace(row, **more) for row, more in zip(collected.colocations, columns, strict=False)),
     )
 
 

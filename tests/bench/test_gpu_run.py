@@ -15,7 +15,7 @@ from bench.gpu.check import find_wrong_rows
 from bench.gpu.rehearsal import kernels
 from gpuprof.profiling.nsight.ncu import parse_ncu_csv, read_text
 from gpuprof.profiling.timeline.json_trace import read_json_trace
-from gpuprof.profiling.timeline.kernel_join import join_kernels
+from gpuprof.profiling.timeline.timeline import join_kernels
 
 pytestmark = pytest.mark.slow
 

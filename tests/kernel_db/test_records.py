@@ -1,3 +1,5 @@
+"""Rows as records, and SQL over the tables."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -7,9 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from gpuprof.kernel_db.records import list_values, read_records
+from gpuprof.errors import InputError
+from gpuprof.kernel_db.records import list_values, read_records, run_query
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
+from tests.kernel_db.rows import a_run
 
 ROWS = [ModelRow("r1", "resnet", "v100", batch, latency_mean_ms=2.0 * batch) for batch in (1, 2, 4)]
 
@@ -61,3 +65,60 @@ def test_times_are_read_as_pyarrow_reads_them() -> None:
     times = [datetime(2024, 2, 29, 23, 59, 59, 999_999, UTC), None, datetime(1969, 12, 31, 1, tzinfo=UTC)]
     column = pa.chunked_array([pa.array(times, pa.timestamp("us", "UTC"))])
     assert list_values(column) == column.to_pylist() == times
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> KernelDb:
+    database = KernelDb.create(tmp_path / "db")
+    database.append(a_run("r1"))
+    database.append(a_run("r2"))
+    return database
+
+
+def test_tables_are_joined_by_name(runs: KernelDb) -> None:
+    result = run_query(runs, "select k.op_type, count(*) n from kernels k join runs r using (run_id) group by 1")
+    assert result.columns == ("op_type", "n")
+    assert result.rows == (("Conv", 6),)
+
+
+def test_latest_models_has_the_newest_of_rows_measured_alike(runs: KernelDb) -> None:
+    assert run_query(runs, "select run_id from latest_models").rows == (("r2",),)
+
+
+def test_an_empty_database_answers_with_no_rows(tmp_path: Path) -> None:
+    assert run_query(KernelDb.create(tmp_path / "none"), "select * from ops").rows == ()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "select * from read_csv('/etc/hostname')",
+        "select * from '/etc/hostname'",
+        "select * from read_text('/etc/hostname')",
+        "copy (select 1) to '/tmp/gpuprof-must-not-be'",
+        "attach '/tmp/gpuprof-must-not-be.duckdb'",
+        "set enable_external_access = true",
+        "reset lock_configuration",
+        "install httpfs",
+        "load '/tmp/x.so'",
+        "export database '/tmp/gpuprof-must-not-be'",
+        "selec",
+        "select * from nowhere",
+    ],
+)
+def test_a_query_reaches_nothing_but_the_tables(runs: KernelDb, statement: str) -> None:
+    with pytest.raises(InputError, match="the query failed"):
+        run_query(runs, statement)
+    assert not Path("/tmp/gpuprof-must-not-be").exists()
+
+
+def test_what_a_query_deletes_is_not_deleted(runs: KernelDb) -> None:
+    with pytest.raises(InputError):
+        run_query(runs, "delete from models")
+    assert runs.read_table("models").num_rows == 2
+
+
+@pytest.mark.parametrize("statement", ["", "  ;", "-- nothing"])
+def test_an_empty_query_is_refused_with_an_example(runs: KernelDb, statement: str) -> None:
+    with pytest.raises(InputError, match=r"the query is empty.*from latest_models"):
+        run_query(runs, statement)

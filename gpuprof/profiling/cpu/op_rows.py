@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -184,22 +184,19 @@ def kernel_rows(request: Request, times: NodeTimes) -> tuple[KernelRow, ...]:
     for index, event in events:
         op = owner.get(index)
         turn[event.repeat] = turn.get(event.repeat, -1) + 1
-        row = node_kernel(request, event, turn[event.repeat], op)
-        rows.append(replace(row, repeat=event.repeat, start_ns=event.start_ns - origin))
+        row = KernelRow(
+            **request.columns(),
+            name=f"{event.provider.removesuffix('ExecutionProvider')}:{event.op_type}",
+            position=turn[event.repeat],
+            repeat=event.repeat,
+            op_signature=op.signature if op else None,
+            op_type=op.op_type if op else None,
+            op_name=op.name if op else None,
+            start_ns=event.start_ns - origin,
+            duration_ns=event.duration_ns,
+        )
+        rows.append(row)
     return tuple(rows)
-
-
-def node_kernel(request: Request, event: NodeEvent, position: int, op: Op | None) -> KernelRow:
-    """Return the row of an execution of a node, which on a CPU stands for a kernel."""
-    return KernelRow(
-        **request.columns(),
-        name=f"{event.provider.removesuffix('ExecutionProvider')}:{event.op_type}",
-        position=position,
-        op_signature=op.signature if op else None,
-        op_type=op.op_type if op else None,
-        op_name=op.name if op else None,
-        duration_ns=event.duration_ns,
-    )
 
 
 def op_facts(op: Op) -> dict[str, Any]:

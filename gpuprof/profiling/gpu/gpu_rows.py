@@ -182,7 +182,7 @@ def _find_owners(nodes: pd.DataFrame, moments: Integers) -> Integers:
 class Recording:
     """A recording of a workload by any tools."""
 
-    kernels: pd.DataFrame  #: Kernels of the measured runs; see `Timeline` and `gpuprof.profiling.timeline.kernel_join`.
+    kernels: pd.DataFrame  #: Kernels of the measured runs; see `Timeline` and `gpuprof.profiling.timeline.timeline`.
     gpus: tuple[GpuDescription, ...]  #: The GPUs that kernels ran on.
     tools: Mapping[str, str]  #: Tool → version.
     notes: tuple[str, ...] = ()

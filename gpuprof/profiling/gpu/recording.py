@@ -23,8 +23,7 @@ from gpuprof.graph.executed_graph import ExecutedNode, read_executed
 from gpuprof.profiling.gpu.gpu_rows import Recording, join_nodes
 from gpuprof.profiling.nsight.ncu import Counters
 from gpuprof.profiling.timeline.json_trace import read_json_trace
-from gpuprof.profiling.timeline.kernel_join import join_kernels
-from gpuprof.profiling.timeline.timeline import RUN_RANGE, Timeline
+from gpuprof.profiling.timeline.timeline import RUN_RANGE, Timeline, join_kernels
 from gpuprof.profiling.worker.tasks import WARM_UP_RUNS, Feeds, Resident, Run, session_run
 from gpuprof.runtime.gpu_session import GpuOptions
 

@@ -33,8 +33,7 @@ from gpuprof.profiling.gpu.gpu_rows import Recording, device_rows, join_nodes, k
 from gpuprof.profiling.nsight.ncu import Counters, parse_ncu_csv, read_ncu_rep, read_text
 from gpuprof.profiling.nsight.nsys import export_report, is_nsys_csv, parse_nsys_csv, read_nsys
 from gpuprof.profiling.timeline.json_trace import read_json_trace
-from gpuprof.profiling.timeline.kernel_join import join_kernels
-from gpuprof.profiling.timeline.timeline import Timeline, column
+from gpuprof.profiling.timeline.timeline import Timeline, column, join_kernels
 from gpuprof.profiling.worker.job import Job, Request, summarize
 
 #: .qdrep was nsys's format until 2021.3; .qdstrm is a recording not yet converted by nsys.

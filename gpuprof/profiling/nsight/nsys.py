@@ -38,8 +38,6 @@ from gpuprof.profiling.timeline.timeline import (
     tie_to_launches,
 )
 
-#: Message of nsys 2022.4 on a busy machine when the program ends before nsys has opened its semaphore.
-_START_RACE = "sem_open"
 _IMPORTER_PLACES = (
     "usr/lib/nsight-systems/host-linux-*/QdstrmImporter",
     "opt/nvidia/nsight-systems*/*/host-linux-*/QdstrmImporter",
@@ -133,27 +131,19 @@ def record_program(
     report: Path,
     *,
     time_limit_s: float,
-    trace: str = "cuda,nvtx",
     environment: Mapping[str, str] | None = None,
 ) -> Path:
     """Run ``command`` under ``nsys profile`` and return the report's path.
 
     Raises `UnavailableError` when nsys is missing, fails, takes too long or leaves no report. ``report``: path without
-    an ending. ``trace``: event kinds to record. CUDA graphs are recorded node by node: nsys's own
-    default hides their kernels.
+    an ending. CUDA graphs are recorded node by node: nsys's own default hides their kernels.
     """
     binary = _require_nsys()
     # Sampling of the CPU and of context switches is off: it needs privileges and slows the program down.
-    options = ["--sample=none", "--cpuctxsw=none", "--force-overwrite=true", f"--trace={trace}"]
-    if "cuda" in trace.split(","):
-        options.append("--cuda-graph-trace=node")
+    options = ["--sample=none", "--cpuctxsw=none", "--force-overwrite=true"]
+    options += ["--trace=cuda,nvtx", "--cuda-graph-trace=node"]
     whole = [str(binary), "profile", *options, "-o", str(report), *command]
-    try:
-        output = run_tool(whole, time_limit_s=time_limit_s, environment=environment)
-    except UnavailableError as error:
-        if _START_RACE not in str(error):
-            raise
-        output = run_tool(whole, time_limit_s=time_limit_s, environment=environment)
+    output = run_tool(whole, time_limit_s=time_limit_s, environment=environment)
     paths = [report.with_name(report.name + ending) for ending in (".nsys-rep", ".qdrep", ".qdstrm")]
     for path in paths:
         if path.is_file():

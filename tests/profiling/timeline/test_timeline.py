@@ -17,8 +17,7 @@ from gpuprof.domain.catalogue import GpuDescription
 from gpuprof.errors import InputError
 from gpuprof.profiling.cpu.op_rows import read_node_events
 from gpuprof.profiling.timeline.json_trace import read_json_trace
-from gpuprof.profiling.timeline.kernel_join import join_kernels
-from gpuprof.profiling.timeline.timeline import NO_RANGE, find_innermost_ranges
+from gpuprof.profiling.timeline.timeline import NO_RANGE, find_innermost_ranges, join_kernels
 from tests.profiling.kineto_files import EPOCH_US, trace, write
 
 RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 15), st.integers(1, 2), st.integers(1, 2)), max_size=12)
