@@ -33,7 +33,6 @@ def test_headings_may_be_written_large(tmp_path: Path) -> None:
     [
         ("model,rate_rps\na,1\n", r"slo.csv:1: the header lacks slo_ms"),
         ("model;rate_rps;slo_ms\na;1;1\n", r"slo.csv:1: fields are separated by ';', not by commas"),
-        ("model\trate_rps\tslo_ms\na\t1\t1\n", r"fields are separated by '.t', not by commas"),
         ("model,rate_rps,slo_ms\na,1,20ms\n", r"slo_ms must be a number but got '20ms' \(no units"),
         (
             "model,rate_rps,slo_ms,percentile\na,1,1,0.99\n",
@@ -46,29 +45,13 @@ def test_headings_may_be_written_large(tmp_path: Path) -> None:
             r"slo.csv:2: rate_rps of 'a' must be a number from 1e-09 to .* but got nan",
         ),
         (
-            "model,rate_rps,slo_ms\na,-3,1\n",
-            r"slo.csv:2: rate_rps of 'a' must be a number from 1e-09 to 1e\+07 but got -3",
-        ),
-        (
-            "model,rate_rps,slo_ms\na,1e12,1\n",
-            r"slo.csv:2: rate_rps of 'a' must be a number from 1e-09 to 1e\+07 but got 1000000000000",
-        ),
-        (
             "model,rate_rps,slo_ms\na,1,inf\n",
             r"slo.csv:2: latency_ms of the SLO of 'a' must be a number above 0 and finite but got inf",
-        ),
-        (
-            "model,rate_rps,slo_ms\na,1,0\n",
-            r"slo.csv:2: latency_ms of the SLO of 'a' must be a number above 0 and finite but got 0",
         ),
         ("model,rate_rps,slo_ms\na,many,1\n", r"slo.csv:2: rate_rps must be a number but got 'many'"),
         ("model,rate_rps,slo_ms\nb,1,1\na,1\n", r"slo.csv:3: 2 fields where the header has 3"),
         ("model,rate_rps,slo_ms\n,1,1\n", r"slo.csv:2: model is empty"),
         ("model,rate_rps,slo_ms\na,1,1\na,2,2\n", r"slo.csv:3: 'a' was already asked for in line 2"),
-        (
-            "model,rate_rps,slo_ms,percentile\na,1,1,100\n",
-            r"percentile of the SLO of 'a' must be a number from 1 to 99.999 but got 100",
-        ),
         ("model,rate_rps,slo_ms,max_replicas\na,1,1,1.5\n", r"max_replicas must be a whole number but got 1.5"),
         (
             "model,rate_rps,slo_ms,min_goodput_rps\na,1,1,2\n",

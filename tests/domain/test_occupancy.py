@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,24 +15,12 @@ import numpy as np
 import pytest
 
 from gpuprof.domain.catalogue import device, devices
-from gpuprof.domain.device import Device, SmLimits
 from gpuprof.domain.occupancy import Occupancies, occupancies
 from gpuprof.errors import InputError
 
 HEADER = "cuda_occupancy.h"
 LAUNCHES = 1500
 UNKNOWN_DEVICE = 2
-
-#: Compute capabilities beyond the catalogue's: (threads, blocks, registers, shared memory, shared memory of a block).
-OTHERS = {
-    "3.5": (2048, 16, 65536, 48, 48),
-    "5.0": (2048, 32, 65536, 64, 48),
-    "6.0": (2048, 32, 65536, 64, 48),
-    "6.1": (2048, 32, 65536, 96, 48),
-    "7.2": (2048, 32, 65536, 96, 96),
-    "8.7": (1536, 16, 65536, 164, 163),
-    "10.3": (2048, 32, 65536, 228, 227),
-}
 
 # Reads a launch a line and prints what the header says of it: blocks, the four limits, the limiting factors.
 ORACLE = """
@@ -102,19 +90,9 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "oracle"
 
 
-def _gpus() -> Mapping[str, Device]:
-    variants = {}
-    for capability, (threads, blocks, registers, shared_kib, block_kib) in OTHERS.items():
-        limits = SmLimits(threads, threads // 32, blocks, registers, shared_kib * 1024, 255, 65536, block_kib * 1024)
-        variants[f"cc {capability}"] = replace(
-            device("v100"), compute_capability=capability, sm=limits, compute_units=10
-        )
-    return {**devices(), **variants}
-
-
-@pytest.mark.parametrize("name", list(_gpus()))
+@pytest.mark.parametrize("name", list(devices()))
 def test_nvidias_calculator_agrees_on_random_launches(oracle: Path, name: str) -> None:
-    gpu = _gpus()[name]
+    gpu = device(name)
     assert gpu.sm is not None
     assert gpu.compute_capability is not None
     random = np.random.default_rng(len(name))

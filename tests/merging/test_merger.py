@@ -231,20 +231,6 @@ def test_a_model_can_be_absent_and_batches_differ(tmp_path: Path) -> None:
     assert described.member("m0").absent_rows == 0
 
 
-def test_models_without_anything_in_common_stay_whole(tmp_path: Path) -> None:
-    paths = [save(transformer(seed=seed), tmp_path, f"m{seed}") for seed in (0, 5)]
-    report = merge_sources(read_sources(paths), MergeOptions(force=True)).report
-    assert not report.merged
-    assert report.other_ops_merged == 0
-
-
-def test_only_standard_operators_are_added(tmp_path: Path) -> None:
-    base = transformer()
-    paths = [save(model, tmp_path, f"m{i}") for i, model in enumerate([base, finetune_model(base, 0.6)])]
-    merged = merge_sources(read_sources(paths), MergeOptions(force=True))
-    assert {node.domain for node in merged.model.graph.node} == {""}
-
-
 @pytest.mark.parametrize("op_type", ["MatMul", "Gemm", "Conv"])
 def test_common_output_features_are_multiplied_once_wherever_each_model_has_them(op_type: str, tmp_path: Path) -> None:
     random = np.random.default_rng(0)

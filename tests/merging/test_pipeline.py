@@ -11,7 +11,6 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.graph.merged_model import read_merged
-from gpuprof.merging.gain import Rates
 from gpuprof.merging.groups import count_graph, group_architectures, relative_distance
 from gpuprof.merging.pipeline import MergeOptions, MergeReport, merge_sources, propose_merges, read_sources
 from gpuprof.merging.similarity import shareable_constants
@@ -85,17 +84,6 @@ def test_an_older_opset_is_raised_to_the_newer_one(tmp_path: Path) -> None:
     report = _write(paths, tmp_path / "m.onnx")
     assert len(report.merged) == 3
     assert onnx.load(str(tmp_path / "m.onnx")).opset_import[0].version == 17
-
-
-def test_an_old_operator_is_converted_with_its_model(tmp_path: Path) -> None:
-    old, new = _dense(opset=9), _dense(opset=17)
-    node = helper.make_node("Upsample", ["y", "s"], ["z"], mode="nearest")
-    old.graph.node.append(node)
-    old.graph.initializer.append(numpy_helper.from_array(np.array([1, 1, 2], np.float32), "s"))
-    old.graph.output[0].CopyFrom(helper.make_tensor_value_info("z", 1, ["batch", 4, 32]))
-    report = _write([save(old, tmp_path, "a"), save(new, tmp_path, "b")], tmp_path / "m.onnx")
-    assert len(report.merged) == 3
-    assert "Resize" in {node.op_type for node in onnx.load(str(tmp_path / "m.onnx")).graph.node}
 
 
 def test_a_model_that_cannot_be_converted_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,19 +172,6 @@ def test_a_subgraph_that_uses_outer_values_keeps_working(tmp_path: Path) -> None
     model.graph.node.append(helper.make_node("If", ["flag"], ["y"], **branches))
     paths = [save(model, tmp_path, name) for name in ("a", "b")]
     assert len(_write(paths, tmp_path / "m.onnx").merged) == 3
-
-
-def test_what_costs_time_is_left_out_with_the_sum_unless_forced(tmp_path: Path) -> None:
-    base = residual()
-    paths = [save(base, tmp_path, "a"), save(finetune_model(base, 0.6), tmp_path, "b")]
-    slow_memory = Rates(bytes_per_s=1e3, launch_s=0.0)
-    sources = read_sources(paths)
-    kept = merge_sources(sources, MergeOptions(rates=slow_memory, batches={"a": 64, "b": 64}))
-    assert not kept.report.merged
-    assert any("predicted to cost" in row.reason and "adds" in row.reason for row in kept.report.operators)
-    forced = merge_sources(read_sources(paths), MergeOptions(rates=slow_memory, batches={"a": 64, "b": 64}, force=True))
-    assert forced.report.merged
-    assert forced.report.gain_s < 0
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +27,7 @@ from gpuprof.pipeline.report import report
 from gpuprof.reporting.chart import Chart
 from gpuprof.reporting.document import Section, Table, page, read_json, sections_of
 from gpuprof.reporting.figures import batch_and_share_figures, map_figure, roofline_figure, timeline_figure
-from tests.reruns import waits_for_processes
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 STAGES = ("network", "batching", "queue", "service")
 LOAD = [
     {
@@ -125,8 +121,8 @@ def simulation_of(count: int) -> dict[str, Any]:
     return content
 
 
-def whole_page(models: int = 1) -> str:
-    simulated = simulation() if models == 1 else simulation_of(models)
+def whole_page() -> str:
+    simulated = simulation()
     documents: list[Any] = [json.loads(a_map().to_json()), simulated, LOAD]
     return page("A report", [section for document in documents for section in sections_of(document, "x.json")])
 
@@ -375,67 +371,6 @@ def test_a_file_that_is_not_json_is_refused(tmp_path: Path) -> None:
         read_json(tmp_path / "x.json")
     with pytest.raises(InputError, match="cannot read"):
         read_json(tmp_path / "none.json")
-
-
-@waits_for_processes
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_a_browser_draws_it_without_an_error_or_a_request(tmp_path: Path, theme: str) -> None:
-    # The script writes what it saw into the page: the errors, and every resource that was asked for.
-    probe = (
-        "<script>window.addEventListener('load',function(){document.getElementById('theme').click();"
-        "var mark=document.querySelector('[data-tip]');var box=mark.getBoundingClientRect();"
-        "mark.dispatchEvent(new PointerEvent('pointermove',{bubbles:true,clientX:box.x,clientY:box.y}));"
-        "var key=document.querySelector('.key');var press=function(o){key.dispatchEvent(new MouseEvent('click',o))};"
-        "var seen=function(){return Array.from(key.ownerSVGElement.querySelectorAll('[data-series]'))"
-        ".filter(function(g){return getComputedStyle(g).display!=='none'}).map(function(g){return g.dataset.series})};"
-        "var shown=[seen()];press({});shown.push(seen());press({});shown.push(seen());"
-        "press({shiftKey:true});shown.push(seen());"
-        "var part=document.querySelector('details');location.hash='#'+part.id;"
-        "document.title='probe:'+JSON.stringify({errors:window.errors,"
-        "shown:shown,clipped:Array.from(document.querySelectorAll('svg text')).filter(function(text){"
-        "var own=text.getBoundingClientRect(),all=text.ownerSVGElement.getBoundingClientRect();"
-        "return own.width&&(own.left<all.left-1||own.right>all.right+1||own.top<all.top-1||own.bottom>all.bottom+1)})"
-        ".map(function(text){return text.textContent}),"
-        "asked:performance.getEntriesByType('resource').length,tip:document.getElementById('tip').textContent,"
-        "theme:document.documentElement.dataset.theme})})</script>"
-    )
-    watch = (
-        "<script>window.errors=[];window.onerror=function(m){errors.push(m)};"
-        "document.addEventListener('securitypolicyviolation',function(e){errors.push(e.violatedDirective)})</script>"
-    )
-    content = whole_page(24).replace("<head>", f"<head>{watch}", 1).replace("</body>", f"{probe}</body>", 1)
-    (tmp_path / "report.html").write_text(content, encoding="utf-8")
-    scheme = 0 if theme == "dark" else 1
-    completed = subprocess.run(
-        [
-            str(CHROMIUM),
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            f"--user-data-dir={tmp_path / 'profile'}",
-            f"--blink-settings=preferredColorScheme={scheme}",
-            "--dump-dom",
-            "--enable-logging=stderr",
-            f"file://{tmp_path / 'report.html'}",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert "CONSOLE" not in completed.stderr
-    match = re.search(r"<title>probe:(.*?)</title>", completed.stdout)
-    assert match is not None
-    report = json.loads(match[1])
-    assert report["errors"] == []
-    assert report["asked"] == 0
-    assert report["clipped"] == []
-    assert report["tip"]
-    before, without, again, alone = (set(names) for names in report["shown"])
-    assert "0" in before and without == before - {"0"} and again == before and alone == {"0"}
-    assert report["theme"] == ("light" if theme == "dark" else "dark")
 
 
 def a_replica(model: str, share: float = 100.0) -> Replica:

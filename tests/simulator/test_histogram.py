@@ -33,7 +33,3 @@ def test_percentiles_are_those_of_the_values() -> None:
     times, fraction = cdf_ms(counts, 9)
     assert fraction[-1] == 1.0
     assert np.interp(10.0, times, fraction) == pytest.approx((values <= 10e6).mean(), abs=0.005)
-
-
-def test_nothing_has_no_percentile() -> None:
-    assert percentile_ms(np.zeros(bins(9), np.int64), 9, 99.0) is None
