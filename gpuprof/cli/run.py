@@ -25,6 +25,7 @@ from gpuprof.domain.file_access import read_input, write_atomically
 from gpuprof.domain.sizes import parse_mix
 from gpuprof.domain.validation import Count, NotNegative
 from gpuprof.errors import GpuprofError, InputError, UnstableError, refuse_unwritable, unknown_name
+from gpuprof.pipeline.settings import split_names
 
 
 def run(
@@ -40,16 +41,17 @@ def run(
     """
     from gpuprof.cli.main import build_app
 
-    file = read_plan(plan_file)
+    file, plan = read_plan(plan_file)
     with contextlib.chdir(plan_file.absolute().parent):  # relative paths start at the file's folder
-        commands = list_commands(file, typer.main.get_command(build_app()))
+        reader = _StepReader(file, plan, typer.main.get_command(build_app()))
+        commands = [command for number in range(len(plan.steps)) for command in reader.read_step(number)]
         if not dry_run:
-            if code := run_steps(file, commands, fresh):
+            if code := run_steps(file.path, plan, commands, fresh):
                 raise typer.Exit(code)
             return
-        if file.plan.models:
-            sys.stdout.write(f"# {file.plan.folder / 'slo.csv'}:\n")
-            sys.stdout.write("".join(f"#   {line}\n" for line in file.plan.write_csv().splitlines()))
+        if plan.models:
+            sys.stdout.write(f"# {plan.folder / 'slo.csv'}:\n")
+            sys.stdout.write("".join(f"#   {line}\n" for line in plan.write_csv().splitlines()))
         sys.stdout.write("".join(f"{command.line}\n" for command in commands))
 
 
@@ -94,15 +96,11 @@ class PlannedModel(_Part):
         return [] if self.file is None else [step.strip() for step in self.file.split(">")]
 
 
-def _as_list(value: object) -> object:
-    return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
-
-
 class RunPlan(_Part):
     """A whole run: services by name, devices as ``--gpus`` has them, database, folder of results, steps."""
 
     models: dict[str, PlannedModel] = Field(default_factory=dict)
-    devices: Annotated[list[str], BeforeValidator(_as_list)] = Field(default_factory=list)
+    devices: Annotated[list[str], BeforeValidator(split_names)] = Field(default_factory=list)
     db: str = "gpuprof-db"
     folder: Path = Path("gpuprof-run")
     steps: Annotated[list[Any], Field(min_length=1)]
@@ -152,33 +150,28 @@ class _Loader(yaml.BaseLoader):
 
 @dataclass(frozen=True, slots=True)
 class PlanFile:
-    """A plan, and the nodes of its file, whose lines messages name."""
+    """A file with the nodes of its plan, whose lines messages name."""
 
     path: Path
     root: yaml.Node
-    plan: RunPlan
 
     def error(self, where: Sequence[str | int], message: str, fix: str = "") -> InputError:
         """Return an error with the file and the line of the value at ``where``, or of the nearest value above it."""
-        return _locate_error(self.path, self.root, where, message, fix)
+        node, line = self.root, self.root.start_mark.line
+        for part in where:
+            entries: Sequence[tuple[yaml.Node, yaml.Node]] = ()
+            if isinstance(node, yaml.MappingNode):
+                entries = [(key, value) for key, value in node.value if key.value == str(part)]
+            elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+                entries = [(value, value) for value in node.value[part : part + 1]]
+            if not entries:
+                break
+            line, node = entries[0][0].start_mark.line, entries[0][1]
+        return InputError(f"{self.path}:{line + 1}: {message}", fix)
 
 
-def _locate_error(path: Path, node: yaml.Node, where: Sequence[str | int], message: str, fix: str) -> InputError:
-    line = node.start_mark.line
-    for part in where:
-        entries: Sequence[tuple[yaml.Node, yaml.Node]] = ()
-        if isinstance(node, yaml.MappingNode):
-            entries = [(key, value) for key, value in node.value if key.value == str(part)]
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
-            entries = [(value, value) for value in node.value[part : part + 1]]
-        if not entries:
-            break
-        line, node = entries[0][0].start_mark.line, entries[0][1]
-    return InputError(f"{path}:{line + 1}: {message}", fix)
-
-
-def read_plan(path: Path) -> PlanFile:
-    """Return the plan in a file.
+def read_plan(path: Path) -> tuple[PlanFile, RunPlan]:
+    """Return a file and its plan.
 
     Raises `InputError` with the line: no YAML, an unknown key, an impossible value, or no step.
     """
@@ -194,15 +187,15 @@ def read_plan(path: Path) -> PlanFile:
         raise InputError(f"{path}{line} is not YAML: {problem}", fix) from None
     if root is None or not isinstance(content, dict):
         raise InputError(f"{path} is no mapping", "it needs steps, as in steps: [doctor]")
+    file = PlanFile(path, root)
     try:
-        file = PlanFile(path, root, RunPlan.model_validate(content))
+        plan = RunPlan.model_validate(content)
     except ValidationError as error:
-        where, message, fix = _describe_fault(error.errors()[0])
-        raise _locate_error(path, root, where, message, fix) from None
-    for name, model in file.plan.models.items():
+        raise file.error(*_describe_fault(error.errors()[0])) from None
+    for name, model in plan.models.items():
         if model.file is None and model.model is None:
             raise file.error(("models", name), f"{name} has neither a file nor a model", "file: MODEL.onnx")
-    return file
+    return file, plan
 
 
 def _describe_fault(fault: Any) -> tuple[Sequence[str | int], str, str]:
@@ -237,27 +230,20 @@ class StepCommand:
         return line if self.save is None else f"{line} > {shlex.quote(str(self.save))}"
 
 
-def list_commands(file: PlanFile, group: Any) -> list[StepCommand]:
-    """Return the command lines of a plan, in their order: what a step omits is taken from models and devices.
-
-    ``group``: click group of all verbs. Raises `InputError` with the line: an unknown verb or option, an impossible
-    value, or a missing option.
-    """
-    reader = _StepReader(file, group)
-    return [command for number in range(len(file.plan.steps)) for command in reader.read_step(number)]
-
-
 class _StepReader:
     """Reads steps in their order, since later ones take the results of earlier ones."""
 
-    def __init__(self, file: PlanFile, group: Any) -> None:
-        self._plan, self._file, self._group = file.plan, file, group
-        self._map_file = str(file.plan.folder / "map.json")
-        self._has_database = Path(file.plan.db).exists()
+    def __init__(self, file: PlanFile, plan: RunPlan, group: Any) -> None:
+        self._plan, self._file, self._group = plan, file, group
+        self._map_file = str(plan.folder / "map.json")
+        self._has_database = Path(plan.db).exists()
         self._reported: list[str] = []
 
     def read_step(self, number: int) -> list[StepCommand]:
-        """Return the command lines of a step."""
+        """Return the command lines of a step: what it omits is taken from models and devices.
+
+        Raises `InputError` with the line: an unknown verb or option, an impossible value, or a missing option.
+        """
         where: tuple[str | int, ...] = ("steps", number)
         step = self._plan.steps[number]
         if isinstance(step, dict) and len(step) != 1:
@@ -340,7 +326,10 @@ class _StepReader:
         if verb in _OF_MODELS:
             usual["models"] = plan.files()
         if verb in _OF_DEMANDS and plan.models:
-            self._check_demands(where, verb)
+            for name, model in plan.models.items():
+                if missing := [key for key in ("rate_rps", "slo_ms") if getattr(model, key) is None]:
+                    message = f"{verb} needs {' and '.join(missing)} of the model {name}"
+                    raise self._file.error(where, message, f"{name}: {{rate_rps: 100, slo_ms: 50, …}}")
             usual["slo_file"] = str(plan.folder / "slo.csv")
         if plan.devices and "fleet" not in values:
             usual["gpus"] = ",".join(plan.devices)
@@ -360,13 +349,6 @@ class _StepReader:
         if verb == "estimate" and "device" not in values and kinds and "any" not in kinds:
             lines = [line | {"device": kind} for line in lines for kind in kinds]
         return lines
-
-    def _check_demands(self, where: Sequence[str | int], verb: str) -> None:
-        for name, model in self._plan.models.items():
-            missing = [key for key in ("rate_rps", "slo_ms") if getattr(model, key) is None]
-            if missing:
-                message = f"{verb} needs {' and '.join(missing)} of the model {name}"
-                raise self._file.error(where, message, f"{name}: {{rate_rps: 100, slo_ms: 50, …}}")
 
     def _check_values(
         self, where: Sequence[str | int], verb: Sequence[str], command: Any, arguments: Mapping[str, Any]
@@ -431,7 +413,7 @@ def _list_texts(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else [] if isinstance(value, bool) else list(value)
 
 
-def run_steps(file: PlanFile, commands: Sequence[StepCommand], fresh: bool = False) -> int:
+def run_steps(path: Path, plan: RunPlan, commands: Sequence[StepCommand], fresh: bool = False) -> int:
     """Run the command lines in order and return the exit code of the last; the first failure ends the run.
 
     An unstable ``profile`` does not: its times are kept and marked, later steps use them, and the next run measures
@@ -441,8 +423,12 @@ def run_steps(file: PlanFile, commands: Sequence[StepCommand], fresh: bool = Fal
     """
     from gpuprof.cli.main import run_line
 
-    plan, name = file.plan, file.path.name
-    _require_files(file, commands)
+    name = path.name
+    outputs = {output.absolute() for command in commands for output in command.outputs}
+    missing = [file for file in map(Path, plan.files()) if not file.exists() and file.absolute() not in outputs]
+    if missing:
+        files = f"{', '.join(map(str, missing))}, and no step makes {'it' if len(missing) == 1 else 'them'}"
+        raise InputError(f"{path}: no file {files}", "correct file: under models, or add a step such as zoo build")
     state = plan.folder / ".steps.json"
     with refuse_unwritable(plan.folder):
         plan.folder.mkdir(parents=True, exist_ok=True)
@@ -488,18 +474,6 @@ def run_steps(file: PlanFile, commands: Sequence[StepCommand], fresh: bool = Fal
         )
     say_note(f"{name}: all {len(commands)} steps succeeded")
     return 0
-
-
-def _require_files(file: PlanFile, commands: Sequence[StepCommand]) -> None:
-    """Refuse a run, before its first step, when a model file is missing and no step makes it."""
-    outputs = {output.absolute() for command in commands for output in command.outputs}
-    missing = [path for path in map(Path, file.plan.files()) if not path.exists() and path.absolute() not in outputs]
-    if missing:
-        raise InputError(
-            f"{file.path}: no file {', '.join(map(str, missing))}, and no step makes "
-            f"{'it' if len(missing) == 1 else 'them'}",
-            "correct file: under models, or add a step such as zoo build",
-        )
 
 
 #: Learned data in a database's hidden folders, on which later steps depend; other hidden folders are copies.
