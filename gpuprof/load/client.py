@@ -252,17 +252,14 @@ class LoadClient:
         ):
             while now < until_s and self._due and self._due[0][0] <= now:
                 _, model = heappop(self._due)
-                self._add_request(model)
+                for column, value in ((self.sent.sent_s, 0.0), (self.sent.done_s, -1.0)):
+                    column.append(value)
+                for times in (self.sent.server_ms, self.sent.queue_ms, self.sent.infer_ms):
+                    times.append(UNKNOWN_MS)
+                self.sent.status.append(0)
+                self.sent.models.append(model)
                 self._send(len(self.sent.sent_s) - 1, model, now)
             self._receive(_LOOK_S, start)
-
-    def _add_request(self, model: int) -> None:
-        self.sent.sent_s.append(0.0)
-        self.sent.done_s.append(-1.0)
-        self.sent.status.append(0)
-        for times in (self.sent.server_ms, self.sent.queue_ms, self.sent.infer_ms):
-            times.append(UNKNOWN_MS)
-        self.sent.models.append(model)
 
     def _finish(self, number: int, now: float) -> None:
         """Release the next request of a closed loop; after a lost request with a delay, in case the server is down."""
@@ -319,18 +316,15 @@ class LoadClient:
         for descriptor, event in self._events.poll(0):
             connection = self._busy.get(descriptor)
             if connection is None:
-                self._forget_idle(descriptor)
+                # The server has closed an idle connection, or sends unrequested data on it.
+                for idle in [idle for idle in self._idle if idle.fileno() == descriptor]:
+                    self._idle.remove(idle)
+                    idle.socket.close()
                 continue
             if event & select.EPOLLOUT and not self._write(connection, start):
                 continue
             if event & ~select.EPOLLOUT:
                 self._read_answer(connection, start)
-
-    def _forget_idle(self, descriptor: int) -> None:
-        """Drop an idle connection that the server has closed, or on which it sends unrequested data."""
-        for connection in [idle for idle in self._idle if idle.fileno() == descriptor]:
-            self._idle.remove(connection)
-            connection.socket.close()
 
     def _write(self, connection: Connection, start: float) -> bool:
         """Send more of a request; return whether the connection still stands."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.errors import UnavailableError, unknown_name
-from gpuprof.load.client import Schedule, SentRequests, run_clients
+from gpuprof.load.client import Schedule, run_clients
 from gpuprof.load.report import ModelResult, stage_rows, summarize
 from gpuprof.load.target import (
     NextStep,
@@ -107,7 +107,10 @@ def run_load(
         after = _statistics(target, streams)
     except UnavailableError:  # an overloaded server: the client's figures are valid without the server's
         after = dict.fromkeys(before)
-    schedules = [_replace_with_sent(schedule, result) for schedule, result in zip(schedules, results, strict=True)]
+    schedules = [  # of a closed loop with the requests that it has sent
+        replace(schedule, times=result.sent_s, models=result.models) if schedule.in_flight else schedule
+        for schedule, result in zip(schedules, results, strict=True)
+    ]
     span = settings.warmup_s, settings.warmup_s + settings.duration_s
     measured = [
         summarize(schedules, results, position, stream.model, stream.slo_ms, span)
@@ -115,13 +118,6 @@ def run_load(
     ]
     stages = stage_rows(schedules, results, [stream.model for stream in streams], before, after)
     return LoadOutcome(measured, stages, len(schedules), sum(result.cpu_s for result in results), stolen_part)
-
-
-def _replace_with_sent(schedule: Schedule, result: SentRequests) -> Schedule:
-    """Return the schedule with the requests that a closed loop has sent; an open loop's schedule unchanged."""
-    if not schedule.in_flight:
-        return schedule
-    return replace(schedule, times=result.sent_s, models=result.models)
 
 
 def make_requests(

@@ -77,7 +77,8 @@ class Front:
         UnavailableError
             When the edge does not start.
         """
-        settings, host = self._settings, _format_host(self._settings.host)
+        settings = self._settings
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
         encrypted = "s" if settings.security.certificate else ""
         addresses = [f"http{encrypted}://{host}:{self.http_port}"]
         if self._listener is not None:
@@ -177,7 +178,3 @@ class Front:
             connection.setblocking(False)
             task = loop.create_task(loop.connect_accepted_socket(self._connect, connection))
             task.add_done_callback(lambda ended: ended.exception())
-
-
-def _format_host(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

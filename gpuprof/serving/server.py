@@ -77,7 +77,8 @@ class Server:
         GpuprofError
             When the port is taken, or a worker cannot have its share or load its model.
         """
-        self._handle_signals()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_stop_signal)
         watch, listen = asyncio.ensure_future(self._watch()), asyncio.ensure_future(self.stalls.run())
         try:
             await self._front.reserve()
@@ -106,11 +107,6 @@ class Server:
             if self._settings.tracer is not None:
                 await asyncio.to_thread(self._settings.tracer.close)
             self._arena.close()
-
-    def _handle_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_stop_signal)
 
     def _on_stop_signal(self) -> None:
         if self._stop.is_set():  # second signal: stop at once; machines see it and end their workers

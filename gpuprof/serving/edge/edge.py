@@ -113,7 +113,12 @@ def find_envoy(path: Path | None = None) -> Path:
 
     Raises `UnavailableError` where there is none, or its version is too old.
     """
-    binary = path or _find_packaged()
+    binary = path
+    if binary is None:
+        spec = importlib.util.find_spec("envoy")
+        packaged = None if spec is None or spec.origin is None else Path(spec.origin).parent / "_bin" / "envoy"
+        on_path = shutil.which("envoy")
+        binary = packaged if packaged is not None and packaged.exists() else Path(on_path) if on_path else None
     if binary is None or not os.access(binary, os.X_OK):
         where = "is not installed" if path is None else f"is not an executable file at {path}"
         raise UnavailableError(
@@ -130,16 +135,6 @@ def find_envoy(path: Path | None = None) -> Path:
             f"{binary} is not Envoy {LEAST_VERSION} or later: {process.stdout.strip() or process.stderr.strip()}"
         )
     return binary
-
-
-def _find_packaged() -> Path | None:
-    spec = importlib.util.find_spec("envoy")
-    if spec is not None and spec.origin is not None:
-        path = Path(spec.origin).parent / "_bin" / "envoy"
-        if path.exists():
-            return path
-    on_path = shutil.which("envoy")
-    return None if on_path is None else Path(on_path)
 
 
 class Edge:

@@ -129,7 +129,11 @@ class HttpConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, count: int) -> None:
         """Handle received bytes."""
         if self._view is not None:
-            self._receive_large(count)
+            incoming = self._incoming
+            assert incoming is not None
+            incoming.received += count
+            self._view = self._view[count:]
+            self._finish_body(incoming)
             return
         if self._is_lingering:
             return
@@ -138,8 +142,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._pending += memoryview(self._owner.scratch)[:count]
         if self._can_read:
             self._read_pending()
-        elif len(self._pending) > SCRATCH_BYTES:
-            self._pause_reading()
+        elif len(self._pending) > SCRATCH_BYTES and self._transport is not None and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
 
     def eof_received(self) -> bool:
         """Keep the connection open for writing while an answer is due: a client may half-close after its request."""
@@ -265,11 +270,6 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._is_paused = False
             self._transport.resume_reading()
 
-    def _pause_reading(self) -> None:
-        if self._transport is not None and not self._is_paused:
-            self._is_paused = True
-            self._transport.pause_reading()
-
     def _read(self, data: bytes) -> int:
         """Read requests out of ``data`` until one is incomplete or unanswered; return the position of the rest."""
         position, end = 0, len(data)
@@ -367,7 +367,11 @@ class HttpConnection(asyncio.BufferedProtocol):
             else:
                 self._take_memory(incoming, piece)
         except RefusedError as refusal:
-            self._refuse_body(incoming, refusal)
+            # The rest of the body is discarded; where it is too long, the answer goes at once.
+            incoming.refusal = refusal.with_traceback(None)
+            self._release(incoming)
+            if incoming.length > MAX_DISCARDED_BYTES:
+                self._reject(refusal)
         incoming.received += count
         self._finish_body(incoming)
         return position + count
@@ -403,21 +407,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         body.data = arena.view(body.offset, incoming.length)
         body.data[: len(head)] = head
         self._view = body.data[len(head) :]
-
-    def _receive_large(self, count: int) -> None:
-        """Count received bytes of a large body."""
-        incoming = self._incoming
-        assert incoming is not None and self._view is not None
-        incoming.received += count
-        self._view = self._view[count:]
-        self._finish_body(incoming)
-
-    def _refuse_body(self, incoming: _Incoming, refusal: RefusedError) -> None:
-        """Discard the rest of a body, then answer; answer at once if the body is too long."""
-        incoming.refusal = refusal.with_traceback(None)
-        self._release(incoming)
-        if incoming.length > MAX_DISCARDED_BYTES:
-            self._reject(refusal)
 
     def _finish_body(self, incoming: _Incoming) -> None:
         if incoming.received == incoming.length and self._incoming is incoming:

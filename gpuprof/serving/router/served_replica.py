@@ -213,7 +213,9 @@ class ServedReplica:
             rows = batch_size_now(self.waiting_rows, self.plan.batch, waited_ms, limit_ms)
             if not rows:
                 self._is_held = True
-                self._schedule_sending((limit_ms - waited_ms) / 1000.0)
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._timer = self._loop.call_later(max(0.0, limit_ms - waited_ms) / 1000.0, self.send_batches)
                 return
             self._send(worker, self._queue.take(rows), now)
 
@@ -260,11 +262,6 @@ class ServedReplica:
         if self.plan.batch > 1:  # a batch of 1 has no joining requests
             count, processes = self._count_arrivals(now), len(self.workers)
             self._joining = forecast_joining(count, expected_ms, times_ms, processes, self._left_ms, self._allowed_ms)
-
-    def _schedule_sending(self, seconds: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(max(0.0, seconds), self.send_batches)
 
     def on_worker_ready(self) -> None:
         """Assign waiting requests to a worker that became ready."""
