@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 from gpuprof.domain.deployment import (
@@ -20,7 +20,6 @@ from gpuprof.domain.deployment import (
 )
 from gpuprof.domain.device import Device
 from gpuprof.placement.device_assignment import DeviceAddress, number_devices
-from gpuprof.placement.evidence import ABSOLUTE_ROUNDING
 from gpuprof.placement.limit import name_stop
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, Placement
 from gpuprof.placement.predict import Predictor
@@ -49,35 +48,19 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
         chains=dict(problem.chains),
     )
     devices = {entry.device.name: entry.device for entry in problem.fleet.entries}
-    figures, bounds = measure(deployment, devices), _drop_refuted_bounds(problem, placement)
+    figures = measure(deployment, devices)
     predicted = MapPrediction(
         gpus=figures.gpus,
         cost_per_hour=_sum_cost(problem, placement.gpus),
         goodput_rps=figures.goodput_rps,
         internal_slack=figures.internal_slack,
         external_fragmentation=figures.external_fragmentation,
-        lower_bound_gpus=bounds.lower_bound_gpus,
-        lower_bound_cost_per_hour=bounds.lower_bound_cost_per_hour,
-        upper_bound_goodput_rps=bounds.upper_bound_goodput_rps,
+        lower_bound_gpus=placement.lower_bound_gpus,
+        lower_bound_cost_per_hour=placement.lower_bound_cost_per_hour,
+        upper_bound_goodput_rps=placement.upper_bound_goodput_rps,
         moves=moves,
     )
     return deployment.model_copy(update={"predicted": predicted})
-
-
-def _drop_refuted_bounds(problem: Problem, placement: Placement) -> Placement:
-    """Return the placement without the bounds it refutes itself."""
-    gpus, cost, bound_rps = (
-        placement.lower_bound_gpus,
-        placement.lower_bound_cost_per_hour,
-        placement.upper_bound_goodput_rps,
-    )
-    if not placement.unplaced:
-        own_cost = sum(problem.entry(gpu.device).price_per_hour for gpu in placement.gpus)
-        gpus = None if gpus is not None and gpus > len(placement.gpus) else gpus
-        cost = None if cost is not None and cost > own_cost * (1.0 + ABSOLUTE_ROUNDING) else cost
-    served_rps = sum(placement.rates_rps().values())
-    bound_rps = None if bound_rps is not None and served_rps > bound_rps * (1.0 + ABSOLUTE_ROUNDING) else bound_rps
-    return replace(placement, lower_bound_gpus=gpus, lower_bound_cost_per_hour=cost, upper_bound_goodput_rps=bound_rps)
 
 
 def _make_nodes(

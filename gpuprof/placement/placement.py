@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from gpuprof.domain.deployment import Unplaced
 from gpuprof.domain.estimate import Figure, Workload
@@ -103,3 +103,19 @@ class Placement:
             for replica in gpu.replicas():
                 rates[replica.model] = rates.get(replica.model, 0.0) + replica.rate_rps
         return rates
+
+
+def map_replicas(
+    gpus: Sequence[PlacedGpu], change: Callable[[PlacedGpu, PlacedPartition, PlacedReplica], PlacedReplica]
+) -> tuple[PlacedGpu, ...]:
+    """Return the devices with each replica changed, without replicas of no rate and devices left empty."""
+    changed = []
+    for gpu in gpus:
+        partitions = []
+        for partition in gpu.partitions:
+            replicas = [change(gpu, partition, replica) for replica in partition.replicas]
+            used = tuple(replica for replica in replicas if replica.rate_rps > 0.0)
+            partitions += [replace(partition, replicas=used)] if used else []
+        if partitions:
+            changed.append(replace(gpu, partitions=tuple(partitions)))
+    return tuple(changed)

@@ -23,7 +23,6 @@ from gpuprof.errors import InputError
 from gpuprof.placement.evidence import is_rounded_to
 from gpuprof.placement.placement import PlacedPartition
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.rate_limit import NEARLY_IDLE
 from gpuprof.rules.batching import padded_size
 from gpuprof.rules.host_work import disturb_at_worst
 from gpuprof.rules.turns import (
@@ -276,21 +275,6 @@ class PlannedWorkloads:
             return self._is_in_time(demand, self.server(device, workload, beside), rate_rps)
         except InputError:
             return False
-
-    def answers_alone(self, demand: Demand, device: Device, workload: Workload) -> bool:
-        """Return whether a replica answers a lone request within the demand's SLO, and fits into memory."""
-        try:
-            estimate = self.estimate(device, workload)
-            memory = self.memory_bytes(estimate)
-            if memory is not None and memory > device.memory_bytes(workload.share):
-                return False
-            if self.problem.options.latency_budget is not None:
-                return self.is_within_budget(demand, estimate, 0.0)
-            server = self.server(device, workload)
-        except InputError:
-            return False
-        queueing = queue_of(self.problem.queueing, demand.model)
-        return self.problem.limits.in_time(queueing, (server,), demand.slo, NEARLY_IDLE * server.capacity_rps)
 
     def _serves_all(self, demand: Demand, device: Device, workload: Workload, beside: Sequence[Workload]) -> bool:
         return self.meets(demand, device, workload, demand.rate_rps, beside)

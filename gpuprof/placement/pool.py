@@ -12,7 +12,7 @@ from gpuprof.domain.demand import Demand
 from gpuprof.domain.sojourn import Arrivals, BatchServer, queue_of
 from gpuprof.errors import InputError
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.placement import PlacedGpu, PlacedReplica, Placement
+from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement, map_replicas
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_limit import find_load
 from gpuprof.placement.segment import Segments
@@ -103,23 +103,19 @@ class Pools:
         }
 
     def rerate(self, gpus: Sequence[PlacedGpu], rates: Mapping[str, float]) -> Gpus:
-        """Return the devices with these rates of the models, divided by the capacities of their replicas."""
+        """Return the used devices at these rates of the models, divided by the capacities of their replicas."""
         pools = self.servers(gpus)
         capacity = {
             model: math.fsum(server.capacity_rps * count for server, count in pool.items())
             for model, pool in pools.items()
         }
-        return tuple(self._rerate_gpu(gpu, rates, capacity) for gpu in gpus)
 
-    def _rerate_gpu(self, gpu: PlacedGpu, rates: Mapping[str, float], capacity: Mapping[str, float]) -> PlacedGpu:
-        device, parts = self.problem.device(gpu.device), []
-        for partition in gpu.partitions:
-            replicas = []
-            for replica in partition.replicas:
-                own_rps = self.segments.server(device, replica.workload, partition.beside(replica)).capacity_rps
-                replicas.append(replace(replica, rate_rps=rates[replica.model] * own_rps / capacity[replica.model]))
-            parts.append(replace(partition, replicas=tuple(replicas)))
-        return PlacedGpu(gpu.device, tuple(parts))
+        def rerate(gpu: PlacedGpu, partition: PlacedPartition, replica: PlacedReplica) -> PlacedReplica:
+            device = self.problem.device(gpu.device)
+            own_rps = self.segments.server(device, replica.workload, partition.beside(replica)).capacity_rps
+            return replace(replica, rate_rps=rates[replica.model] * own_rps / capacity[replica.model])
+
+        return map_replicas(gpus, rerate)
 
     def drop_spare(self, gpus: Gpus, limit: Limit) -> Gpus:
         """Return the devices without superfluous devices; the most expensive and emptiest are dropped first."""
@@ -162,19 +158,6 @@ class Pools:
         device = self.problem.device(gpu.device)
         used_fraction = math.fsum(device.fraction(replica.share) for replica in gpu.replicas())
         return -self.problem.entry(gpu.device).price_per_hour, used_fraction
-
-
-def drop_idle_replicas(gpus: Gpus) -> Gpus:
-    """Return the devices without idle replicas, and without devices left empty."""
-    used_gpus = []
-    for gpu in gpus:
-        parts = tuple(
-            replace(part, replicas=tuple(r for r in part.replicas if r.rate_rps > 0.0)) for part in gpu.partitions
-        )
-        parts = tuple(part for part in parts if part.replicas)
-        if parts:
-            used_gpus.append(replace(gpu, partitions=parts))
-    return tuple(used_gpus)
 
 
 def _times(servers: Counter[BatchServer], count: int) -> Counter[BatchServer]:
@@ -245,7 +228,7 @@ def _serve_pooled(problem: Problem, pools: Pools, gpus: Gpus, limit: Limit) -> _
     """Return the devices with the rates that their pools serve, without dispensable devices."""
     rates = pools.served_rps(gpus)
     left = pools.drop_spare(pools.rerate(gpus, rates), limit)
-    return drop_idle_replicas(left), rates
+    return left, rates
 
 
 def _lower_rates(

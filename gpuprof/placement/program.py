@@ -2,8 +2,7 @@
 
 Rows mix memory in bytes with counts: with coefficients of 1e10 in a row and an absolute solver tolerance of 1e-6, the
 solver accepts wrong optima. Therefore every row, every real column and the objective are scaled to about one
-(`fit_scales`), and the result is verified: a solution must keep every original row, and the bound of a
-relaxation is recomputed from its duals, whatever the solver reports.
+(`fit_scales`), and the result is verified: a solution must keep every original row.
 """
 
 from __future__ import annotations
@@ -28,13 +27,6 @@ _MOST_COUNTED = 1e9
 EXACT = 1e-7
 Vector = NDArray[np.float64]
 
-#: Tolerance of a row, as a part of its largest term: the rounding of sums, and for rows with real columns the solver's
-#: own tolerance.
-_ROUNDING = 1e-9
-_REAL_ROUNDING = 1e-7
-#: Number of passes over the rows to find limits of columns without limits of their own.
-_PASSES = 4
-
 
 @dataclass(frozen=True, slots=True)
 class Solution:
@@ -42,7 +34,7 @@ class Solution:
 
     values: tuple[float, ...]  #: Values by column; integers are whole.
     objective: float
-    bound: float  #: Lower bound on the objective of every solution; recomputed from the duals for a relaxed program.
+    bound: float  #: Lower bound on the objective of every solution.
     is_proven: bool  #: True if the objective is the minimum, up to the allowed gaps.
     #: Change of the objective per unit of each row's bound, for a relaxed program.
     duals: tuple[float, ...] = ()
@@ -168,7 +160,7 @@ def _read_solution(solver: highspy.Highs, columns: Columns, scales: Scales, *, r
         # Within its tolerances the solver's bound may lie above its own solution.
         return replace(solution, bound=min(objective, float(info.mip_dual_bound) / scales.objective))
     duals = np.array(highs_solution.row_dual) * scales.rows / scales.objective
-    return replace(solution, bound=dual_bound(columns, duals, objective), duals=tuple(duals.tolist()))
+    return replace(solution, duals=tuple(duals.tolist()))
 
 
 def _bounds(values: Vector) -> Vector:
@@ -226,66 +218,10 @@ def find_violated_row(program: Columns, values: Vector) -> int | None:
     size, real = np.zeros(count), np.zeros(count, dtype=bool)
     np.maximum.at(size, program.rows, np.abs(terms))
     np.logical_or.at(real, program.rows, ~program.integer[program.owners])
-    slack = np.where(real, _REAL_ROUNDING, _ROUNDING) * np.maximum(size, _largest_entry(program))
+    # A part of the largest term: the rounding of sums, and for rows with real columns the solver's own tolerance.
+    slack = np.where(real, EXACT, _TOLERANCE) * np.maximum(size, _largest_entry(program))
     broken = (activity < program.row_lows - slack) | (activity > program.row_highs + slack)
     return int(np.argmax(broken)) if broken.any() else None
-
-
-def dual_bound(program: Columns, duals: Vector, objective: float) -> float:
-    """Return a lower bound on the cost of every solution, integer or not, by duals (Neumaier, Shcherbina 2004).
-
-    Duals of a wrong sign are treated as zero; a negative reduced cost of a column is multiplied by the column's limit.
-    Columns without a limit get one from the rows, and from ``objective``: solutions that cost more than the known
-    solution are irrelevant.
-
-    Parameters
-    ----------
-    duals : ndarray of shape (n_rows,)
-    objective : float
-        Of some solution of the relaxed program.
-
-    Returns
-    -------
-    float
-        Minus infinity where the duals give no bound.
-    """
-    prices = np.where(np.isneginf(program.row_lows), np.minimum(duals, 0.0), duals)
-    prices = np.where(np.isposinf(program.row_highs), np.maximum(prices, 0.0), prices)
-    ends = np.where(prices > 0.0, program.row_lows, np.where(prices < 0.0, program.row_highs, 0.0))
-    row_value = np.bincount(program.owners, program.values * prices[program.rows], len(program.costs))
-    reduced_costs = np.minimum(program.costs - row_value, 0.0)
-    is_negative = reduced_costs < 0.0
-    bound = float(prices @ ends)
-    if is_negative.any():
-        bound += float(reduced_costs[is_negative] @ _implied_limits(program, objective)[is_negative])
-    return min(objective, bound)
-
-
-def _implied_limits(program: Columns, objective: float) -> Vector:
-    """Return the maximum of each column over all solutions that cost at most ``objective``."""
-    limits = program.highs.copy()
-    if (program.costs >= 0.0).all():
-        costly = program.costs > 0.0
-        # Rounded outwards here and below: a limit that is slightly too large only weakens the bound.
-        limits[costly] = np.minimum(limits[costly], max(0.0, objective) / program.costs[costly] * (1.0 + 1e-9) + 1e-9)
-    for _ in range(_PASSES):
-        before = limits.copy()
-        for sign, ends in ((1.0, program.row_highs), (-1.0, -program.row_lows)):
-            _tighten(program, limits, sign * program.values, ends)
-        if np.array_equal(before, limits):
-            break
-    return limits
-
-
-def _tighten(program: Columns, limits: Vector, values: Vector, ends: Vector) -> None:
-    """Lower the limits by the rows ``values x <= ends``: the others' minimum leaves the rest to a column."""
-    negative = values < 0.0
-    least = np.zeros(len(values))
-    least[negative] = values[negative] * limits[program.owners[negative]]
-    slack = ends - np.bincount(program.rows, least, len(ends))
-    is_positive = (values > 0.0) & np.isfinite(slack[program.rows])
-    most = np.maximum(0.0, slack[program.rows][is_positive]) / values[is_positive]
-    np.minimum.at(limits, program.owners[is_positive], most * (1.0 + 1e-9) + 1e-9)
 
 
 def _largest_entry(program: Columns) -> Vector:

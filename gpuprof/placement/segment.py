@@ -8,7 +8,6 @@ replica, so requests of a pool wait less than those of separate streams, and eve
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, QuickQueueModel, queue_of
 from gpuprof.errors import InputError
-from gpuprof.placement.placement import PlacedGpu, PlacedReplica
+from gpuprof.placement.placement import PlacedReplica
 from gpuprof.placement.planned_workloads import PlannedWorkloads, planned_ms
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_limit import NEARLY_IDLE, RATE_PRECISION, SLACK, find_load, most_within_rps, parts_in_time
@@ -85,12 +84,6 @@ class Segments(PlannedWorkloads):
         self._best: dict[tuple[str, str], tuple[Segment, ...]] = {}
         self._best_of: dict[tuple[str, str], dict[Share, Segment | None]] = {}
         self._last_largest: dict[tuple[str, str], tuple[int, int]] = {}
-
-    def forget(self, model: str) -> None:
-        """Drop the cached segments of a model and of its equivalents, whose capacities have changed."""
-        for cache in (self._segments, self._best, self._best_of):
-            for key in [key for key in cache if self.first_alike(key[0]) == model]:
-                cache.pop(key)
 
     def device_reason(self, demand: Demand, device: Device, find: Callable[[], str | None]) -> str | None:
         """Return the reason of ``find`` why the device serves none of the demand, cached for all policies."""
@@ -347,16 +340,13 @@ class _GroupLimits:
 
     problem: Problem
     _loads: dict[tuple[int, BatchServer, Slo, int], float] = field(default_factory=dict)
-    #: Ratios of the load by a coarse queue and by the formula.
-    _corrections: dict[tuple[int, BatchServer, Slo], float] = field(default_factory=dict)
 
     def load(self, server: BatchServer, demand: Demand, count: int) -> float:
         """Return about the largest load under which ``count`` replicas answer a demand in time."""
         queueing, slo = queue_of(self.problem.queueing, demand.model), demand.slo
         if not isinstance(queueing, QuickQueueModel):
             return self._solve(queueing, server, slo, count)
-        guess = queueing.guess_load(server, count, slo.latency_ms, slo.percentile)
-        return guess * self._corrections.get((id(queueing), server, slo), 1.0)
+        return queueing.guess_load(server, count, slo.latency_ms, slo.percentile)
 
     def can_bear(self, server: BatchServer, demand: Demand, count: int, load: float) -> bool:
         """Return whether ``count`` replicas answer a demand in time at a load."""
@@ -366,16 +356,6 @@ class _GroupLimits:
         if isinstance(queueing, QuickQueueModel) or (id(queueing), server, slo, count) in self._loads:
             return load <= self.load(server, demand, count) * (1.0 + RATE_PRECISION)
         return self._tail_ms(queueing, server, slo, count, load) <= slo.latency_ms
-
-    def correct(self, server: BatchServer, demand: Demand, count: int) -> bool:
-        """Correct the formula's loads of a replica by a coarse queue; return whether this was still to do."""
-        queueing, slo = queue_of(self.problem.queueing, demand.model), demand.slo
-        key = (id(queueing), server, slo)
-        if key in self._corrections or not isinstance(queueing, QuickQueueModel):
-            return False
-        guess = queueing.guess_load(server, count, slo.latency_ms, slo.percentile)
-        self._corrections[key] = self._solve(queueing, server, slo, count) / guess if guess > 0.0 else 1.0
-        return True
 
     def _solve(self, queueing: QueueModel, server: BatchServer, slo: Slo, count: int) -> float:
         key = (id(queueing), server, slo, count)
@@ -398,21 +378,6 @@ class PooledSegments(Segments):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self._groups = _GroupLimits(problem)
-
-    def correct(self, model: str, gpus: Sequence[PlacedGpu]) -> bool:
-        """Solve the queues of a model's replicas in a map; return whether their capacities were corrected."""
-        first, workloads = self.problem.demand(self.first_alike(model)), Counter[tuple[str, Workload]]()
-        for gpu in gpus:
-            workloads.update(
-                (gpu.device, o.workload) for o in gpu.replicas() if self.first_alike(o.model) == first.model
-            )
-        is_corrected = False
-        for (device, workload), count in workloads.items():
-            server = self.server(self.problem.device(device), workload)
-            is_corrected |= self._groups.correct(server, first, max(2, count))
-        if is_corrected:
-            self.forget(first.model)
-        return is_corrected
 
     def _ceiling_rps(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> float:
         demand = self.problem.demand(workload.model)

@@ -18,7 +18,7 @@ from gpuprof.domain.sojourn import Arrivals, queue_of
 from gpuprof.errors import InputError
 from gpuprof.placement.cover import MOST_REPLICAS
 from gpuprof.placement.limit import Limit, TimeUpError
-from gpuprof.placement.placement import PlacedGpu, Placement
+from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_limit import NEARLY_IDLE
 from gpuprof.placement.segment import Segments
@@ -47,9 +47,6 @@ def explain_unplaced(problem: Problem, segments: Segments, demand: Demand, place
         if idle is not None:
             return idle
         fleet = " and ".join(f"{e.count} {e.device.name}" for e in problem.fleet.entries)
-        neighbour_reason = None if placement is None else _neighbour_reason(segments, demand, placement)
-        if neighbour_reason is not None:
-            return f"{neighbour_reason}; more devices would separate them"
         return (
             f"no place was found for it on {fleet}; more devices, or a lower rate of the other models, would make some"
         )
@@ -160,30 +157,6 @@ def _idle_reason(problem: Problem, demand: Demand, placement: Placement, reasons
     if demand.min_goodput_rps:
         return f"{text}, if not its min_goodput_rps of {demand.min_goodput_rps:g} requests/s"
     return f"{text}; another policy may place it"
-
-
-def _neighbour_reason(segments: Segments, demand: Demand, placement: Placement) -> str | None:
-    """Return the cause against the largest free part of a device where ``demand`` fits alone, None without such a part.
-
-    The latency of ``demand`` beside its neighbours is checked first; otherwise their latencies may be the cause.
-    """
-    for gpu in sorted(placement.gpus, key=_free_pct, reverse=True):
-        device = segments.problem.device(gpu.device)
-        fitting = (s for s in segments.best(demand, device) if s.share.sm_pct <= _free_pct(gpu) + 1e-9)
-        fitted = next(fitting, None)
-        if gpu.partitions[0].mig is not None or fitted is None or fitted.share.mig is not None:
-            continue
-        neighbours = tuple(replica.workload for replica in gpu.replicas())
-        names = " and ".join(dict.fromkeys(neighbour.model for neighbour in neighbours))
-        free = f"{_free_pct(gpu):.3g}% of a {device.name} is free, where it would do alone"
-        if segments.make(demand, device, fitted.workload, neighbours) is None:
-            return f"{free}, but beside {names} it would not keep its SLO"
-        return f"{free}, but no place was found for it beside {names}"
-    return None
-
-
-def _free_pct(gpu: PlacedGpu) -> float:
-    return 100.0 - math.fsum(partition.taken_pct for partition in gpu.partitions)
 
 
 def _memory_reason(segments: Segments, demand: Demand, device: Device) -> str:

@@ -1,17 +1,25 @@
 from __future__ import annotations
 
+import json
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import gpuprof
 from bench.baselines.alpaserve import AlpaServe
 from bench.baselines.mig_serving import MigServing
 from bench.baselines.paris_elsa import ParisElsa
 from bench.baselines.shepherd import Shepherd
+from gpuprof.cli.output import Format
+from gpuprof.cli.place import print_map
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Workload
+from gpuprof.domain.estimate import MEASURED, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.pipeline.problem import PlanningOptions
+from gpuprof.placement.bin import Bin
 from gpuprof.placement.contract import (
     LinearEstimator,
     demand,
@@ -24,11 +32,17 @@ from gpuprof.placement.contract import (
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.optimal.optimal import Optimal
+from gpuprof.placement.placement import PlacedReplica
+from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options
 from gpuprof.placement.published.gpulet import Gpulet
+from gpuprof.placement.segment import Segments
+from gpuprof.rules.host_work import HostWork
 from tests.placement.table import TabledEstimator
 
 BUDGET = Options(latency_budget=0.5)
+HOST = HostWork(handover_ms=0.5, host_ms=1.0, host_cores=4)
+POLICIES = ("optimal", "ffd", "milp", "igniter", "gslice", "usher", "gpulet")
 
 
 def test_gpulet_puts_two_workloads_on_a_gpu_and_gives_the_second_all_that_is_left() -> None:
@@ -147,3 +161,78 @@ def test_paris_takes_the_smallest_instance_that_the_batch_at_its_knee_suits(
 def test_paris_needs_mig() -> None:
     with pytest.raises(InputError, match="paris-elsa needs a device with MIG but the fleet has plain"):
         ParisElsa().place(problem([demand("m")], [(plain_device(), None)]))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("rate_rps", [20.0, 150.0, 400.0])
+def test_the_map_of_every_policy_is_sound_with_it(name: str, rate_rps: float) -> None:
+    demands = [demand("a", rate_rps, 60.0), demand("b", rate_rps / 2, 80.0)]
+    given = problem(demands, [(plain_device(), 1)], LinearEstimator(), Options(host=HOST))
+    placement, deployment = solve_and_check(make_policy(name), given)
+    for *_, replica in deployment.places():
+        assert replica.batch_latency_ms is not None
+        assert replica.rate_rps < 1000.0 * replica.batch * replica.processes / replica.batch_latency_ms[-1]
+    calm, _ = solve_and_check(make_policy(name), problem(demands, [(plain_device(), 1)], LinearEstimator(), Options()))
+    served, without = (sum(shortfall.rate_rps for shortfall in plan.unplaced) for plan in (placement, calm))
+    assert served >= without - 1e-6
+
+
+def test_alpaserve_asks_no_device_twice_for_the_same_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: Counter[object] = Counter()
+    original = Bin.add
+
+    def add(gpu_bin: Bin, replica: PlacedReplica, segments: Segments) -> bool:
+        taken = original(gpu_bin, replica, segments)
+        attempts[id(gpu_bin), replica] += not taken
+        return taken
+
+    monkeypatch.setattr(Bin, "add", add)
+    placed = make_policy("bench.baselines.alpaserve:AlpaServe").place(
+        problem([demand("resnet", rate_rps=8100.0, slo_ms=100.0)], estimator=LinearEstimator(slowdown=0.2))
+    )
+    assert len(placed.gpus) >= 10 and not placed.unplaced
+    assert attempts and max(attempts.values()) == 1
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("unprofiled")
+    return [gpuprof.build_model(name, folder / f"{name}.onnx") for name in ("random_cnn", "mlp")]
+
+
+@pytest.mark.parametrize("policy", ["usher", "milp"])
+def test_a_policy_by_requirements_places_files_that_nobody_profiled(policy: str, files: list[Path]) -> None:
+    demands = [gpuprof.Demand(str(file), rate_rps=50.0, slo=gpuprof.Slo(200.0)) for file in files]
+    plan = gpuprof.place(demands, fleet="v100:2", policy=policy, options=PlanningOptions(latency_budget=0.5))
+    assert plan.is_complete
+    for row in plan.rows():
+        assert row["creq_metric"] == "max_occupancy"
+        low, value, high = (float(str(row[f"creq_{name}"])) for name in ("low_pct", "pct", "high_pct"))
+        assert 0.0 <= low <= value <= high <= 100.0
+        assert float(str(row["share_pct"])) == pytest.approx(2.5 * round(float(str(row["share_pct"])) / 2.5))
+        assert float(str(row["share_pct"])) >= value - 1e-6
+        least, needed, most = (float(str(row[f"mreq_{name}"])) for name in ("low_bytes", "bytes", "high_bytes"))
+        assert 0.0 < least <= needed <= most
+    for *_, replica in plan.deployment.places():
+        assert replica.predicted.mreq is not None and replica.predicted.mreq.interval_bytes is not None
+        # a guess is planned at its upper end, and is no limit that a process could be ended by
+        assert replica.predicted.memory_bytes == pytest.approx(replica.predicted.mreq.interval_bytes[1], abs=2.0)
+        assert replica.memory_limit_bytes is None
+
+
+def test_the_json_says_the_interval(files: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    demands = [gpuprof.Demand(str(files[1]), rate_rps=50.0, slo=gpuprof.Slo(200.0))]
+    options = PlanningOptions(latency_budget=0.5)
+    plan = gpuprof.place(demands, fleet="v100:1", policy="usher", options=options)
+    print_map(plan, Format.JSON)
+    assert json.loads(capsys.readouterr().out)["replicas"][0]["creq_high_pct"] <= 100.0
+    (*_, replica) = next(plan.deployment.places())
+    assert replica.predicted.creq is not None and replica.predicted.creq.source.startswith("creq from launches")
+
+
+def test_a_profiled_requirement_above_a_hundred_counts_as_the_whole_device() -> None:
+    from gpuprof.placement.published.requirement import _required_pct
+
+    assert _required_pct(Figure(130.0, MEASURED)) == 100.0
+    assert _required_pct(Figure(41.3, MEASURED)) == 41.3
+    assert _required_pct(Figure(41.3, "creq from launches: float32, eager")) == 42.5

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import pytest
+
 from gpuprof.domain.share import Share
 from gpuprof.placement.comparison import compare
-from gpuprof.placement.contract import demand, plain_device, problem
+from gpuprof.placement.contract import demand, plain_device, problem, sliced_device
+from gpuprof.placement.deploy import jain, measure, to_map
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.policies import Policy
-from gpuprof.placement.problem import Problem
+from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 from gpuprof.placement.published.igniter import Igniter
 from gpuprof.placement.published.parvagpu import ParvaGpu
+
+GIVEN = problem([demand("a", 200.0)], [(plain_device(), None)], options=Options(latency_budget=0.9))
 
 
 class Careless:
@@ -57,3 +62,47 @@ def test_policies_stand_side_by_side_with_their_figures_and_reasons() -> None:
     assert outcomes[3].deployment is None
     assert "needs a device with MIG" in outcomes[3].reason
     assert [violation.rule for violation in outcomes[4].violations] == ["share"]
+
+
+def draw_map(*replicas: PlacedReplica) -> Placement:
+    return Placement("by hand", (PlacedGpu("plain", (PlacedPartition(replicas),)),))
+
+
+def test_slack_and_fragmentation_are_those_of_the_papers_equations() -> None:
+    # batch 4 under 50% serves 333.3/s; at 100/s each it is busy for 0.3 of the time
+    active = PlacedReplica("a", 4, 1, Share(25.0), 50.0, memory_bytes=2**30)
+    two = PlacedReplica("a", 4, 1, Share(50.0), 100.0, memory_bytes=2**30)
+    figures = measure(to_map(GIVEN, draw_map(active, two)), {"plain": plain_device()})
+    assert figures.internal_slack == pytest.approx(0.7)
+    assert figures.external_fragmentation == pytest.approx(0.25)
+    assert figures.compute_utilization == pytest.approx(0.3 * 0.75)
+    assert figures.memory_utilization == pytest.approx(2 / 16)
+    assert figures.gpus == 1
+    assert figures.cost_per_hour == 1.0
+    assert figures.goodput_rps == pytest.approx(150.0)
+    assert figures.fairness == 1.0
+
+
+def test_activity_while_busy_counts_as_slack() -> None:
+    busy = PlacedReplica("a", 4, 1, Share(50.0), 200.0)
+    figures = measure(to_map(GIVEN, draw_map(busy)), {"plain": plain_device()}, lambda device, replica: 0.5)
+    assert figures.internal_slack == pytest.approx(1.0 - 0.6 * 0.5)
+
+
+def test_instances_count_by_their_sms() -> None:
+    placed = PlacedReplica("a", 4, 1, Share(100.0, "3g.40gb"), 100.0)
+    placement = Placement("by hand", (PlacedGpu("sliced", (PlacedPartition((placed,), "3g.40gb", 4),)),))
+    given = problem([demand("a", 100.0)], [(sliced_device(), None)], options=Options(latency_budget=0.9))
+    figures = measure(to_map(given, placement), {"sliced": sliced_device()})
+    assert figures.external_fragmentation == pytest.approx(1.0 - 42 / 108)
+
+
+def test_an_empty_map_has_no_figures_to_divide_by() -> None:
+    figures = measure(to_map(GIVEN, Placement("none", ())), {"plain": plain_device()})
+    assert (figures.gpus, figures.internal_slack, figures.external_fragmentation) == (0, 0.0, 0.0)
+
+
+def test_fairness_is_jains_index() -> None:
+    assert jain([1.0, 1.0, 1.0]) == 1.0
+    assert jain([1.0, 0.0, 0.0, 0.0]) == 0.25
+    assert jain([0.0, 0.0]) == 1.0

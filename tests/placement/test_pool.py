@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,26 +12,29 @@ from hypothesis import strategies as st
 
 from gpuprof.domain.arrival_process import BatchPoissonArrivals
 from gpuprof.domain.demand import Demand, Slo
-from gpuprof.domain.estimate import Workload
 from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.domain.map_sources import summarize_map
 from gpuprof.domain.share import Share
-from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ShapedQueue, Sojourn
+from gpuprof.domain.sojourn import BatchServer, ShapedQueue
 from gpuprof.errors import InputError
 from gpuprof.estimators.queueing.queueing import BatchQueue
-from gpuprof.placement.contract import LinearEstimator, evidence, plain_device
+from gpuprof.placement.contract import LinearEstimator, evidence, plain_device, solve_and_check
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
+from gpuprof.placement.policies import make_policy
 from gpuprof.placement.pool import Pools
-from gpuprof.placement.problem import Problem
+from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 from gpuprof.placement.rate_limit import most_within_rps
 from gpuprof.placement.segment import PooledSegments, Segments
 from tests.estimators.queueing.pool_reference import play_pool
 
 SERVER = BatchServer((6.0, 8.0, 10.0, 12.0), 4, 0.0)
+#: Tight for what a batch takes, so that streams of their own need many replicas.
+TIGHT = (Demand("a", 900.0, Slo(12.0)), Demand("b", 400.0, Slo(20.0)))
 
 
 def make_problem(rate_rps: float, slo_ms: float, **options: float) -> Problem:
@@ -129,62 +131,6 @@ def test_one_that_serves_everything_alone_is_offered_for_just_that() -> None:
         assert max(segment.capacity_rps for segment in kind(given).best(demand, device)) == 50.0
 
 
-class CountingQueue:
-    """Counts the pools of several replicas that it is asked for; has no formula for their load."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
-        return BatchQueue().sojourn(arrivals, server)
-
-    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
-        self.asked += len(servers) > 1
-        return BatchQueue().pool(arrivals, servers, coarse=coarse)
-
-
-def test_a_replica_that_serves_less_than_the_formula_says_is_corrected_by_its_queue() -> None:
-    given = make_problem(4000.0, 14.0)
-    demand, device, workload = given.demands[0], given.fleet.entries[0].device, Workload("m", 4, Share(100.0))
-    guessed, solved = PooledSegments(given), PooledSegments(replace(given, queueing=CountingQueue()))
-    before, exact = guessed.make(demand, device, workload), solved.make(demand, device, workload)
-    assert before is not None
-    assert exact is not None
-    assert before.capacity_rps == pytest.approx(exact.capacity_rps, rel=0.05)
-    gpu = PlacedGpu(device.name, (PlacedPartition((before.replica(500.0),)),))
-    assert guessed.correct("m", (gpu,) * 7)
-    after = guessed.make(demand, device, workload)
-    assert after is not None
-    assert after.capacity_rps == pytest.approx(exact.capacity_rps, rel=0.01)
-    assert not guessed.correct("m", (gpu,) * 7)  # corrected already
-
-
-def test_two_queues_tell_that_a_replica_among_others_serves_less_than_is_needed() -> None:
-    queueing = CountingQueue()
-    given = replace(make_problem(4000.0, 14.0), queueing=queueing)
-    demand, device, workload = given.demands[0], given.fleet.entries[0].device, Workload("m", 4, Share(100.0))
-    segment = PooledSegments(given).make(demand, device, workload)
-    assert segment is not None
-    searching, queueing.asked = queueing.asked, 0
-    assert PooledSegments(given).make(demand, device, workload, least_rps=1.03 * segment.capacity_rps) is None
-    assert 1 <= queueing.asked <= 2 < searching
-    enough = PooledSegments(given).make(demand, device, workload, least_rps=0.97 * segment.capacity_rps)
-    assert enough is not None
-    assert enough.capacity_rps == pytest.approx(segment.capacity_rps, rel=0.02)
-
-
-def test_full_batches_that_answer_less_than_is_needed_are_not_asked_queues() -> None:
-    queueing = CountingQueue()
-    given = replace(make_problem(4000.0, 14.0), queueing=queueing)
-    demand, device, workload = given.demands[0], given.fleet.entries[0].device, Workload("m", 4, Share(100.0))
-    segments = PooledSegments(given)
-    slower = replace(segments.server(device, workload), latency_ms=(3.0, 4.0, 5.0, 9.0))
-    segments.server = lambda *_: slower  # type: ignore[method-assign]
-    least = 1.05 * slower.capacity_rps  # of batches of three: 600 requests/s
-    assert segments.make(demand, device, workload, least_rps=least) is None
-    assert not queueing.asked
-
-
 @pytest.mark.slow
 def test_arrivals_in_groups_take_more_devices() -> None:
     calm = make_problem(2000.0, 16.0)
@@ -216,3 +162,43 @@ def test_a_fixed_fleet_serves_what_its_replicas_can_together() -> None:
 def test_a_problem_without_devices_is_refused() -> None:
     with pytest.raises(InputError, match="there are no devices to place on"):
         Problem((Demand("m", 1.0, Slo(10.0)),), Fleet(()), LinearEstimator(), BatchQueue())
+
+
+def make_tight_problem(count: int | None = None) -> Problem:
+    return Problem(TIGHT, Fleet((FleetEntry(plain_device(), count),)), LinearEstimator(), BatchQueue())
+
+
+def test_the_same_policy_needs_fewer_devices_where_replicas_share_their_queue() -> None:
+    given = make_tight_problem()
+    split, split_map = solve_and_check(make_policy("gpulet"), given)
+    pooled, deployment = solve_and_check(make_policy("gpulet", {"pooled": "true"}), given)
+    assert pooled.policy == split.policy
+    assert len(pooled.gpus) < len(split.gpus)
+    assert not pooled.unplaced
+    note = f"pooled queues: {len(pooled.gpus)} devices where gpulet has {len(split.gpus)} for split streams"
+    assert deployment.planned_with.found_by == note
+    assert note in summarize_map(deployment)
+    assert split_map.planned_with.found_by is None
+
+
+def test_on_a_full_fleet_the_pools_serve_more() -> None:
+    given = make_tight_problem(count=2)
+    split, _ = solve_and_check(make_policy("ffd"), given)
+    pooled, _ = solve_and_check(make_policy("ffd", {"pooled": "true"}), given)
+    assert split.unplaced
+    assert sum(pooled.rates_rps().values()) > 1.05 * sum(split.rates_rps().values())
+
+
+def test_a_map_that_needs_every_replica_is_the_policys_own() -> None:
+    given = replace(make_tight_problem(), demands=(Demand("a", 5.0, Slo(100.0)),))
+    split, _ = solve_and_check(make_policy("ffd"), given)
+    assert make_policy("ffd", {"pooled": "true"}).place(given) == split
+
+
+def test_pooled_is_refused_where_there_are_no_queues_and_where_it_says_nothing() -> None:
+    with pytest.raises(InputError, match="counts waiting"):
+        make_policy("ffd", {"pooled": "true"}).place(replace(make_tight_problem(), options=Options(latency_budget=0.5)))
+    with pytest.raises(InputError, match="pooled queues anyway"):
+        make_policy("optimal", {"pooled": "true"})
+    with pytest.raises(InputError, match="true or false"):
+        make_policy("ffd", {"pooled": "perhaps"})

@@ -1,37 +1,20 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuprof.domain.demand import Demand, Slo
-from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
-from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, QueueModel, Sojourn, split_stream
+from gpuprof.domain.sojourn import LAST_LOAD, Arrivals, BatchServer, QueueModel, grid_to_load, load_to_grid
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.pipeline.problem import make_queueing
 from gpuprof.placement.contract import ExponentialQueue, demand, plain_device, problem
-from gpuprof.placement.rate_limit import NEARLY_IDLE, RATE_PRECISION, RateLimits
+from gpuprof.placement.rate_limit import NEARLY_IDLE, RATE_PRECISION, RateLimits, find_load
 from gpuprof.placement.segment import Segment, Segments
 from tests.placement.curved import CurvedEstimator
-
-
-@dataclass
-class SolvedQueueCounter:
-    """Counts the queues that are solved."""
-
-    inner: QueueModel
-    solved: list[float] = field(default_factory=list)
-
-    def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
-        self.solved.append(arrivals.rate_rps)
-        return self.inner.sojourn(arrivals, server)
-
-    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
-        return split_stream(self, arrivals, servers)
 
 
 def _plain(queueing: QueueModel, server: BatchServer, slo: Slo, wanted: float) -> float:
@@ -72,55 +55,6 @@ def test_for_real_queues_too(batch: int, start: float, times: float, cv: float) 
     slo, wanted = Slo(times * server.latency_ms[-1]), server.capacity_rps
     rate_rps = RateLimits().largest_rps(model, (server,), slo, server.capacity_rps * NEARLY_IDLE, wanted)
     assert rate_rps == _plain(model, server, slo, wanted)
-
-
-@dataclass
-class QuickQueueCounter(SolvedQueueCounter):
-    """Obeys the rule of batch formation."""
-
-    is_analytic: bool = True
-
-
-def test_no_queue_is_asked_for_where_no_batch_is_quick_enough() -> None:
-    server, quick = _server(8, 10.0), QuickQueueCounter(BatchQueue())
-    slo, most = Slo(0.9 * server.latency_ms[0]), server.capacity_rps
-    assert RateLimits().largest_rps(quick, (server,), slo, most * NEARLY_IDLE, most) == 0.0
-    assert not quick.solved
-
-
-def test_rates_above_those_of_the_batches_that_are_quick_enough_are_late_without_a_queue() -> None:
-    server, quick = _server(8, 10.0), QuickQueueCounter(BatchQueue())
-    slo, limits = Slo(server.latency_ms[1]), RateLimits()  # batches of one and two are in time
-    most = 2000.0 / server.latency_ms[1] / 0.99
-    assert limits.bound_rps(quick, server, slo) == pytest.approx(most, rel=0.011)
-    assert not limits.in_time(quick, (server,), slo, 1.02 * most)
-    assert not quick.solved
-    assert not limits.in_time(quick, (server,), slo, 0.98 * most)
-    assert quick.solved
-
-
-def test_a_fifth_of_the_queues_of_plain_bisection_need_not_be_solved() -> None:
-    plain, guessed = SolvedQueueCounter(BatchQueue()), SolvedQueueCounter(BatchQueue())
-    for batch, start, times in ((1, 1.0, 3.0), (2, 4.0, 2.5), (4, 2.0, 4.0), (8, 6.0, 2.0), (8, 1.0, 6.0)):
-        server = _server(batch, start)
-        slo, most = Slo(times * server.latency_ms[-1]), server.capacity_rps
-        RateLimits().largest_rps(guessed, (server,), slo, most * NEARLY_IDLE, most)
-        _plain(plain, server, slo, most)
-    assert len(guessed.solved) <= 0.8 * len(plain.solved)
-
-
-def test_what_was_found_for_one_policy_is_not_solved_again_for_another() -> None:
-    counting = SolvedQueueCounter(ExponentialQueue())
-    limits, server, slo = RateLimits(), _server(4, 2.0), Slo(30.0)
-    rate_rps = limits.largest_rps(counting, (server,), slo, server.capacity_rps * NEARLY_IDLE, server.capacity_rps)
-    before = len(counting.solved)
-    assert limits.in_time(counting, (server,), slo, rate_rps / 2.0)
-    assert not limits.in_time(counting, (server,), slo, rate_rps * (1.0 + 2.0 * RATE_PRECISION))
-    assert (
-        limits.largest_rps(counting, (server,), slo, server.capacity_rps * NEARLY_IDLE, rate_rps / 3.0)
-        == rate_rps / 3.0
-    )
-    assert len(counting.solved) == before
 
 
 @pytest.mark.parametrize(
@@ -173,11 +107,38 @@ def test_the_best_segment_is_the_one_found_by_looking_for_every_capacity(rate: f
     assert best == _best_plainly(Segments(made), wanted, Share(pct))
 
 
-def test_a_segment_that_cannot_serve_what_it_must_is_not_looked_at_further() -> None:
-    counting = SolvedQueueCounter(ExponentialQueue())
-    wanted = demand("m", 1e6, 30.0)
-    segments = Segments(problem([wanted]))
-    object.__setattr__(segments.problem, "queueing", counting)
-    made = segments.make(wanted, plain_device(), Workload("m", 4, Share(50.0)), least_rps=1e5)
-    assert made is None or made.capacity_rps < 1e5
-    assert len(counting.solved) <= 2
+@given(guess=st.floats(0.0, 1.0), limit=st.floats(1.0, 400.0))
+def test_of_a_tail_that_the_grid_follows_the_load_is_found_wherever_the_search_begins(
+    guess: float, limit: float
+) -> None:
+    loads: list[float] = []
+
+    def tail_ms(load: float) -> float:
+        loads.append(load)
+        return 1.0 / (1.0 - load)
+
+    best_load = find_load(tail_ms, limit, guess)
+    beyond = limit < 1.0 / (1.0 - grid_to_load(0))
+    assert best_load == (0.0 if beyond else pytest.approx(1.0 - 1.0 / limit, rel=1e-9))
+    assert set(loads) <= {grid_to_load(index) for index in range(LAST_LOAD + 1)}
+    assert len(loads) == len(set(loads)) <= 12
+
+
+def test_a_limit_that_is_always_exceeded_leaves_no_load_and_one_that_never_is_the_most_of_the_grid() -> None:
+    assert find_load(lambda _: math.inf, 1.0, 0.5) == 0.0
+    assert find_load(lambda _: 0.5, 1.0, 0.5) == grid_to_load(LAST_LOAD - 1)
+
+
+def test_where_the_queue_grows_without_bound_at_the_next_load_the_last_in_time_is_taken() -> None:
+    assert find_load(lambda load: 1.0 if load < 0.5 else math.inf, 2.0, 0.3) == max(
+        grid_to_load(index) for index in range(LAST_LOAD) if grid_to_load(index) < 0.5
+    )
+
+
+def test_under_a_limit_beyond_all_tails_the_most_of_the_grid_is_found() -> None:
+    assert find_load(lambda _: 0.5, 1e300, 0.5) == grid_to_load(LAST_LOAD - 1)
+
+
+@pytest.mark.parametrize("index", [0, 1, 17, 79])
+def test_the_place_of_a_load_of_the_grid_is_its_number(index: int) -> None:
+    assert load_to_grid(grid_to_load(index)) == pytest.approx(index, abs=0.02)

@@ -70,17 +70,6 @@ def test_of_many_kinds_of_devices_that_cannot_serve_it_one_is_told_and_the_other
     )
 
 
-def test_neighbours_are_named_where_a_device_has_a_part_free_that_would_do_alone() -> None:
-    there = PlacedReplica("there", 1, 1, Share(20.0), 5.0)
-    placement = Placement("any", (PlacedGpu("plain", (PlacedPartition((there,)),)),))
-    for slowdown, reason in ((50.0, "but beside there it would not keep its SLO"), (0.0, "but no place was found")):
-        given = problem(
-            [demand("m", 5.0), demand("there", 5.0)], [(plain_device(), 1)], LinearEstimator(slowdown=slowdown)
-        )
-        explanation = explain_unplaced(given, Segments(given), given.demands[0], placement)
-        assert explanation.startswith("80% of a plain is free, where it would do alone") and reason in explanation
-
-
 def test_devices_that_a_policy_leaves_idle_are_named_instead_of_more_devices() -> None:
     dear = plain_device("other", 2.0)
     given = problem([demand("m", 50.0)], [(plain_device(), 1), (dear, 2)])

@@ -1,7 +1,7 @@
 """Lower bounds on the cost of every map, and upper bounds on the goodput: by the program, by time, and by work.
 
 With a latency budget, the program over the highest capacities of all shares bounds maps without shared workers
-(`bound_by_classes`). Otherwise each request takes at least a part of a device's time (`bound_by_time`). The work of a
+(`bound_by_program`). Otherwise each request takes at least a part of a device's time (`bound_by_time`). The work of a
 request on the whole board (`gpuprof.domain.estimate`) bounds every map.
 """
 
@@ -20,12 +20,12 @@ from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import ModelQueues, ShapedQueue
 from gpuprof.errors import InputError
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.optimal.restricted_master import DemandClass, RestrictedMaster, solve_relaxation
+from gpuprof.placement.optimal.restricted_master import RestrictedMaster, solve_relaxation
 from gpuprof.placement.placement import PlacedGpu, Placement
 from gpuprof.placement.planned_workloads import planned_ms
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import EXACT
-from gpuprof.placement.segment import Segments
+from gpuprof.placement.segment import Segment, Segments
 
 #: Relative gap to the bound up to which a placement is treated as optimal.
 _NEARLY = 1e-3
@@ -62,7 +62,11 @@ def clip_bounds(problem: Problem, placement: Placement) -> Placement:
     Neighbours may even speed each other up.
     """
     if placement.unplaced:
-        return replace(placement, lower_bound_gpus=None, lower_bound_cost_per_hour=None)
+        most_rps, served_rps = placement.upper_bound_goodput_rps, math.fsum(placement.rates_rps().values())
+        most_rps = None if most_rps is None else max(most_rps, served_rps)
+        return replace(
+            placement, lower_bound_gpus=None, lower_bound_cost_per_hour=None, upper_bound_goodput_rps=most_rps
+        )
     cost, gpus = placement.lower_bound_cost_per_hour, placement.lower_bound_gpus
     return replace(
         placement,
@@ -96,10 +100,10 @@ def sum_prices(problem: Problem, gpus: Sequence[PlacedGpu]) -> float:
     return sum(problem.entry(gpu.device).price_per_hour for gpu in gpus)
 
 
-def bound_by_classes(
-    problem: Problem, entries: Sequence[FleetEntry], classes: Sequence[DemandClass], most_cost: float, limit: Limit
+def bound_by_program(
+    problem: Problem, choices: Mapping[str, Sequence[Segment]], most_cost: float, limit: Limit
 ) -> float:
-    """Return a lower bound on the cost of serving the classes, at most ``most_cost``.
+    """Return a lower bound on the cost of serving all demands, at most ``most_cost``.
 
     The relaxation comes first; where it stays below ``most_cost``, the integer program over whole devices, whose shares
     are only summed where their patterns are too many to list.
@@ -107,15 +111,14 @@ def bound_by_classes(
     Parameters
     ----------
     problem : Problem
-    entries : sequence of FleetEntry
-    classes : sequence of DemandClass
+    choices : mapping of str to sequence of Segment
         With the highest capacities and the least memory of each share.
     most_cost : float
         Of a map; infinite without one.
     limit : Limit
     """
-    prices, seed = list_prices(entries), problem.options.seed
-    master = RestrictedMaster(entries, classes, relaxed=True)
+    entries, seed = problem.fleet.entries, problem.options.seed
+    prices, master = list_prices(entries), RestrictedMaster(entries, problem.demands, choices, relaxed=True)
     solution, bound = solve_relaxation(master, prices, limit, seed)
     if solution is None:
         return min(bound, most_cost)
@@ -123,7 +126,7 @@ def bound_by_classes(
     if bound >= most_cost * (1.0 - EXACT) or limit.is_over:
         return min(bound, most_cost)
     if master.generated:
-        master = RestrictedMaster(entries, classes, summed=True, relaxed=True)
+        master = RestrictedMaster(entries, problem.demands, choices, summed=True, relaxed=True)
     integral = master.program.solve(time_limit_s=limit.left_s, seed=seed, least_step=find_step(prices))
     if integral is None:
         return bound

@@ -2,8 +2,8 @@
 
 Alike demands form a class of any number, and equal replicas serve each demand: its parts. A pattern is the content of a
 device, every part with a share and a batch that keep its SLO beside the others (`PartitionPlanner`). The duals of the
-relaxation price the parts, patterns that are worth more than their device are filled greedily, then searched by branch
-and bound, and the integer program chooses among all patterns. This is a heuristic and proves nothing.
+relaxation price the parts, patterns that are worth more than their device are filled greedily, and the integer program
+chooses among all patterns. This is a heuristic and proves nothing.
 """
 
 from __future__ import annotations
@@ -22,9 +22,6 @@ from gpuprof.placement.optimal.partition_planner import PartitionPlanner
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import EXACT, Program, Solution
-
-#: Maximum number of contents of a device with the same first part that a round of branch and bound evaluates.
-_MOST_CONTENTS = 50
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -81,12 +78,8 @@ class CuttingStock:
             least = {part: self.planner.least_pct(device, None, (part.model, self._rate_rps(part))) for part in parts}
             shares = {part: percent / 100.0 for part, percent in least.items() if math.isfinite(percent)}
             self._fill_devices(device.name, 0.0, shares, until)
-        search, count = self._fill_devices, 0
-        while not until.is_over:
-            if len(self._patterns) == count:
-                if search == self._search_devices:
-                    break
-                search = self._search_devices  # the greedy filling found nothing
+        count = 0
+        while len(self._patterns) > count and not until.is_over:
             count = len(self._patterns)
             master = self._make_master(parts)
             solution = master.program.solve(relaxed=True, time_limit_s=until.left_s, seed=self.problem.options.seed)
@@ -96,7 +89,7 @@ class CuttingStock:
             for entry in self.problem.fleet.entries:
                 price = 0.0 if self.partial else entry.price_per_hour
                 scarcity = solution.duals[master.kinds[entry.device.name]] if entry.count is not None else 0.0
-                search(entry.device.name, price - scarcity, values, until)
+                self._fill_devices(entry.device.name, price - scarcity, values, until)
         return self._choose(parts)
 
     def _list_parts(self, model: str) -> Iterator[DemandPart]:
@@ -115,15 +108,12 @@ class CuttingStock:
                 least = cost
                 yield DemandPart(model, divisor)
 
-    def _add(self, kind: str, parts: tuple[DemandPart, ...]) -> bool:
-        """Plan a device with these parts and keep the pattern; return whether they keep their SLOs together."""
-        parts = tuple(sorted(parts))
-        if (kind, parts) in self._patterns:
-            return True
-        partition = self._plan(kind, parts)
+    def _add(self, kind: str, parts: Sequence[DemandPart]) -> None:
+        """Plan a device with these parts, and keep the pattern where they keep their SLOs together."""
+        key = kind, tuple(sorted(parts))
+        partition = None if key in self._patterns else self._plan(kind, key[1])
         if partition is not None:
-            self._patterns[kind, parts] = _Pattern(kind, parts, partition)
-        return partition is not None
+            self._patterns[key] = _Pattern(*key, partition)
 
     def _plan(
         self, kind: str, parts: Sequence[DemandPart], partition: PlacedPartition | None = None
@@ -136,7 +126,13 @@ class CuttingStock:
 
     def _fill_devices(self, kind: str, price: float, values: Mapping[DemandPart, float], limit: Limit) -> None:
         """Add the patterns worth more than their device: each begins with a part, and is filled by worth per share."""
-        least, order = self._rank_parts(kind, values)
+        device = self.problem.device(kind)
+        least = {
+            part: self.planner.least_pct(device, None, (part.model, self._rate_rps(part)))
+            for part, value in values.items()
+            if value > 0.0
+        }
+        order = sorted((part for part in least if least[part] <= 100.0), key=lambda p: -values[p] / least[p])
         for first in order:
             content, partition = [first], self._plan(kind, (first,))
             for part in order:
@@ -149,45 +145,6 @@ class CuttingStock:
                     partition = extended
             if math.fsum(values[part] for part in content) > price * (1.0 + EXACT):
                 self._add(kind, tuple(content))
-
-    def _rank_parts(
-        self, kind: str, values: Mapping[DemandPart, float]
-    ) -> tuple[Mapping[DemandPart, float], Sequence[DemandPart]]:
-        """Return the least percentage of each part with a value, and the parts by falling value per share."""
-        device = self.problem.device(kind)
-        least = {
-            part: self.planner.least_pct(device, None, (part.model, self._rate_rps(part)))
-            for part, value in values.items()
-            if value > 0.0
-        }
-        return least, sorted((part for part in least if least[part] <= 100.0), key=lambda p: -values[p] / least[p])
-
-    def _search_devices(self, kind: str, price: float, values: Mapping[DemandPart, float], limit: Limit) -> None:
-        """Add the patterns worth more than their device, by branch and bound over the contents of a device."""
-        least, order = self._rank_parts(kind, values)
-        left = 0
-
-        def extend(content: tuple[DemandPart, ...], partition: PlacedPartition, begin: int) -> None:
-            nonlocal left
-            worth = math.fsum(values[part] for part in content)
-            if worth > price * (1.0 + EXACT):
-                self._add(kind, content)
-            free_pct = 100.0 - partition.taken_pct  # beside more neighbours, no replica does with a smaller share
-            for position, part in enumerate(order[begin:], begin):
-                # No further part is worth more for its share.
-                if left <= 0 or limit.is_over or worth + free_pct * values[part] / least[part] <= price * (1.0 + EXACT):
-                    return
-                if least[part] <= free_pct:
-                    left -= 1
-                    extended = self._plan(kind, (*content, part), partition)
-                    if extended is not None:
-                        extend((*content, part), extended, position)
-
-        for position, part in enumerate(order):
-            left = _MOST_CONTENTS
-            partition = self._plan(kind, (part,))
-            if partition is not None:
-                extend((part,), partition, position)
 
     def _choose(self, parts: Sequence[DemandPart]) -> tuple[PlacedGpu, ...] | None:
         """Return the cheapest map of whole devices with the patterns so far."""

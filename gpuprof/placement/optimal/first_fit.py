@@ -53,18 +53,12 @@ def _list_quick(segments: Segments, demand: Demand, device: Device) -> Sequence[
 
 
 def can_serve(problem: Problem, segments: Segments, demand: Demand) -> bool:
-    """Return whether some kind of device alone serves a part of the demand in time; large shares are tried first.
-
-    Mostly one replica answers a lone request in time; under bursts it may take several replicas together.
-    """
-    workloads = [
-        (entry.device, workload)
+    """Return whether some kind of device alone serves a part of the demand in time; large shares are tried first."""
+    return any(
+        segments.make(demand, entry.device, workload) is not None
         for entry in problem.fleet.entries
         for share in _list_shares(segments, demand, entry.device)[::-1]
         for workload in segments.workloads(demand.model, entry.device, share)
-    ]
-    return any(segments.answers_alone(demand, device, workload) for device, workload in workloads) or any(
-        segments.make(demand, device, workload) is not None for device, workload in workloads
     )
 
 

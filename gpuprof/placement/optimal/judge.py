@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from gpuprof.errors import InputError
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.bounds import sum_prices
-from gpuprof.placement.placement import TOLERANCE, PlacedGpu, Placement
-from gpuprof.placement.pool import Gpus, Pools, drop_idle_replicas
+from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition, PlacedReplica, Placement, map_replicas
+from gpuprof.placement.pool import Gpus, Pools
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
@@ -43,91 +43,52 @@ class Judge:
         ``is_rough``: whether rates below the demanded ones may be off by some percent.
         """
         if self.is_pooled:
-            rerated = drop_idle_replicas(self._pools.rerate(gpus, self._pools.served_rps(gpus, is_rough=is_rough)))
+            rerated = self._pools.rerate(gpus, self._pools.served_rps(gpus, is_rough=is_rough))
             gpus = self._pools.drop_spare(rerated, self.limit)
         return with_unplaced(self.problem, self.segments, Placement("optimal", gpus, found_by=method))
-
-    def drop_replicas(self, placement: Placement) -> Placement:
-        """Return the map without the replicas that the others of their pools can spare, the least loaded first."""
-        if not self.is_pooled:
-            return placement
-        gpus, rates = placement.gpus, placement.rates_rps()
-        places = [
-            (replica.rate_rps, g, p, r)
-            for g, gpu in enumerate(gpus)
-            for p, partition in enumerate(gpu.partitions)
-            for r, replica in enumerate(partition.replicas)
-        ]
-        for _, g, p, r in sorted(places):
-            if self.limit.is_over:
-                break
-            # An idle replica keeps its place until the end, so that the places of the others stay.
-            candidate = _idle_replica(gpus, g, p, r)
-            model = gpus[g].partitions[p].replicas[r].model
-            servers = self._pools.servers(drop_idle_replicas(candidate))
-            if model in servers and self._pools.keeps(self.problem.demand(model), servers[model], rates[model]):
-                gpus = candidate
-        used = drop_idle_replicas(gpus)
-        return placement if len(used) < len(gpus) else replace(placement, gpus=self._pools.rerate(used, rates))
 
     def raise_rates(self, placement: Placement) -> Placement:
         """Return the map with the replicas of unmet demands at their full capacity."""
         if self.is_pooled or not placement.unplaced:
             return placement
         missing = {shortfall.model: shortfall.rate_rps for shortfall in placement.unplaced}
-        gpus = []
-        for gpu in placement.gpus:
-            device, partitions = self.problem.device(gpu.device), []
-            for partition in gpu.partitions:
-                replicas = []
-                for replica in partition.replicas:
-                    added_rps = 0.0
-                    if missing.get(replica.model, 0.0) > 0.0:
-                        demand = self.problem.demand(replica.model)
-                        able = self.segments.make(demand, device, replica.workload, partition.beside(replica))
-                        spare = 0.0 if able is None else able.capacity_rps - replica.rate_rps
-                        added_rps = max(0.0, min(missing[replica.model], spare))
-                        missing[replica.model] -= added_rps
-                    replicas.append(replace(replica, rate_rps=replica.rate_rps + added_rps))
-                partitions.append(replace(partition, replicas=tuple(replicas)))
-            gpus.append(PlacedGpu(gpu.device, tuple(partitions)))
-        return with_unplaced(self.problem, self.segments, replace(placement, gpus=tuple(gpus), unplaced=()))
+
+        def raise_rate(gpu: PlacedGpu, partition: PlacedPartition, replica: PlacedReplica) -> PlacedReplica:
+            if missing.get(replica.model, 0.0) <= 0.0:
+                return replica
+            spare = self._find_capacity(gpu, partition, replica) - replica.rate_rps
+            added_rps = max(0.0, min(missing[replica.model], spare))
+            missing[replica.model] -= added_rps
+            return replace(replica, rate_rps=replica.rate_rps + added_rps)
+
+        gpus = map_replicas(placement.gpus, raise_rate)
+        return with_unplaced(self.problem, self.segments, replace(placement, gpus=gpus, unplaced=()))
 
     def share_out(self, gpus: Sequence[PlacedGpu]) -> Gpus:
         """Return the devices with each demand's rate divided by the capacities of its replicas.
 
         Raises `InputError` where a replica has no estimate beside its neighbours.
         """
-        capacity = {id(part): self._list_capacities(gpu, i) for gpu in gpus for i, part in enumerate(gpu.partitions)}
         total: defaultdict[str, float] = defaultdict(float)
-        for gpu in gpus:
-            for part in gpu.partitions:
-                for replica, rps in zip(part.replicas, capacity[id(part)], strict=True):
-                    total[replica.model] += rps
-        shared = []
-        for gpu in gpus:
-            partitions = []
-            for part in gpu.partitions:
-                replicas = []
-                for replica, rps in zip(part.replicas, capacity[id(part)], strict=True):
-                    model_rps = self.problem.demand(replica.model).rate_rps
-                    factor = min(1.0, model_rps / total[replica.model]) if total[replica.model] else 0.0
-                    replicas.append(replace(replica, rate_rps=rps * factor))
-                partitions.append(replace(part, replicas=tuple(replicas)))
-            shared.append(replace(gpu, partitions=tuple(partitions)))
-        return drop_idle_replicas(tuple(shared))
 
-    def _list_capacities(self, gpu: PlacedGpu, position: int) -> list[float]:
-        device, partition = self.problem.device(gpu.device), gpu.partitions[position]
-        capacities = []
-        for replica in partition.replicas:
-            beside = partition.beside(replica)
-            if self.is_pooled:
-                capacities.append(self.segments.server(device, replica.workload, beside).capacity_rps)
-            else:
-                segment = self.segments.make(self.problem.demand(replica.model), device, replica.workload, beside)
-                capacities.append(0.0 if segment is None else segment.capacity_rps)
-        return capacities
+        def fill(gpu: PlacedGpu, partition: PlacedPartition, replica: PlacedReplica) -> PlacedReplica:
+            capacity_rps = self._find_capacity(gpu, partition, replica)
+            total[replica.model] += capacity_rps
+            return replace(replica, rate_rps=capacity_rps)
+
+        def reduce(gpu: PlacedGpu, partition: PlacedPartition, replica: PlacedReplica) -> PlacedReplica:
+            factor = min(1.0, self.problem.demand(replica.model).rate_rps / total[replica.model])
+            return replace(replica, rate_rps=replica.rate_rps * factor)
+
+        return map_replicas(map_replicas(gpus, fill), reduce)
+
+    def _find_capacity(self, gpu: PlacedGpu, partition: PlacedPartition, replica: PlacedReplica) -> float:
+        """Return the rate of a replica beside its neighbours; in a pool, of its full batches."""
+        device, beside = self.problem.device(gpu.device), partition.beside(replica)
+        if self.is_pooled:
+            return self.segments.server(device, replica.workload, beside).capacity_rps
+        segment = self.segments.make(self.problem.demand(replica.model), device, replica.workload, beside)
+        return 0.0 if segment is None else segment.capacity_rps
 
     def accept(self, gpus: Gpus) -> Gpus | None:
         """Return the devices with the rates that their pools serve; None where these are less than planned."""
@@ -149,14 +110,6 @@ class Judge:
             for gpu in placement.gpus
             for partition in gpu.partitions
         )
-
-
-def _idle_replica(gpus: Gpus, g: int, p: int, r: int) -> Gpus:
-    """Return the devices with a replica that serves nothing."""
-    gpu, partition = gpus[g], gpus[g].partitions[p]
-    replicas = tuple(replace(old, rate_rps=0.0) if i == r else old for i, old in enumerate(partition.replicas))
-    partitions = tuple(replace(part, replicas=replicas) if i == p else part for i, part in enumerate(gpu.partitions))
-    return (*gpus[:g], replace(gpu, partitions=partitions), *gpus[g + 1 :])
 
 
 def rank_map(problem: Problem, placement: Placement) -> tuple[tuple[float, ...], float]:

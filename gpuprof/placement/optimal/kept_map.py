@@ -36,8 +36,7 @@ class KeptMap:
         return min([planned, *self._list_maps(planned, plan)], key=self._rank)
 
     def _rank(self, placement: Placement) -> tuple[object, ...]:
-        devices = {entry.device.name: entry.device for entry in self.problem.fleet.entries}
-        moves = assign_devices(placement.gpus, self.previous, devices).moves
+        moves = assign_devices(placement.gpus, self.previous).moves
         return *self.judge.rank(placement), moves
 
     def _list_maps(self, planned: Placement, plan: Planner) -> Iterator[Placement]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload, batch_times
@@ -19,15 +19,11 @@ class MeasuredOnly:
     """An estimator that refuses figures that are neither measured nor interpolated."""
 
     estimator: Estimator
-    #: Whether a listed batch was measured, by model, device, share and processes.
-    _has_measured: dict[tuple[str, str, Share, int], bool] = field(default_factory=dict, compare=False)
 
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
     ) -> Estimate:
         """Return the estimate; raises `InputError` where its time was extrapolated or predicted."""
-        if not self._is_any_measured(model, device, share, processes):
-            raise InputError(f"{model} was not measured under {share} of {device.name}")
         estimate = self.estimator.estimate(model, device, batch, share, beside, processes)
         if not estimate.latency_ms.is_observed:
             raise InputError(f"{model} was not measured at batch {batch} under {share} of {device.name}")
@@ -41,26 +37,6 @@ class MeasuredOnly:
         if not all(time.is_observed for time in times):
             raise InputError(f"{model} was not measured under {share} of {device.name}")
         return times
-
-    def _is_any_measured(self, model: str, device: Device, share: Share, processes: int) -> bool:
-        key = model, device.name, share, processes
-        if key not in self._has_measured:
-            self._has_measured[key] = any(self._list_measured(model, device, share, processes))
-        return self._has_measured[key]
-
-    def _list_measured(self, model: str, device: Device, share: Share, processes: int) -> Iterator[bool]:
-        """Yield whether each batch listed for the share was measured or interpolated."""
-        batches = self.estimator.batches(model, device, share)
-        try:
-            # All at once takes a fraction of the time, but fails where any batch is refused.
-            yield from (
-                time.is_observed for time in batch_times(self.estimator, model, device, batches, share, processes)
-            )
-        except InputError:
-            for batch in batches:
-                with suppress(InputError):
-                    (time,) = batch_times(self.estimator, model, device, (batch,), share, processes)
-                    yield time.is_observed
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the listed batches."""

@@ -13,7 +13,7 @@ from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.optimal.bounds import (
     TimeBounds,
-    bound_by_classes,
+    bound_by_program,
     bound_by_time,
     clip_bounds,
     is_proven_optimal,
@@ -31,7 +31,6 @@ from gpuprof.placement.optimal.local_search import LocalSearch
 from gpuprof.placement.optimal.measured_first import restrict_to_measured
 from gpuprof.placement.optimal.partition_planner import PartitionPlanner
 from gpuprof.placement.optimal.program_plan import bound_goodput, plan_by_program
-from gpuprof.placement.optimal.restricted_master import group_demands
 from gpuprof.placement.optimal.shared_workers import list_shareable, share_workers
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.pool import Gpus
@@ -75,8 +74,11 @@ class Optimal:
         search = Search(plain_problem, search_limit, None if start is None or start.unplaced else start)
         incumbent = search.find_map()
         if is_shared:
-            least_price = min(entry.price_per_hour for entry in problem.fleet.entries)
-            bounds = search.time_bounds or TimeBounds(1, least_price, None)
+            bounds = search.time_bounds or TimeBounds(1, min(list_prices(problem.fleet.entries).values()), None)
+            bounding_limit = limit.with_least((limit.seconds or 0.0) / 3.0)  # however long the search took
+            with problem.limits.until(bounding_limit), suppress(TimeUpError):
+                bounds = search.time_bounds or bound_by_time(problem)
+                incumbent = clip_bounds(problem, raise_by_work(problem, bounds.add_to(incumbent)))
             incumbent = raise_by_work(problem, share_workers(problem, incumbent, bounds, limit))
         return with_reasons(problem, incumbent, limit)
 
@@ -258,7 +260,7 @@ class Search:
 
     def _bound_goodput(self, choices: Choices) -> None:
         able = [demand for demand in self.problem.demands if choices[demand.model]]
-        most = bound_goodput(self.problem, able, group_demands(able, choices), self.limit)
+        most = bound_goodput(self.problem, able, choices, self.limit)
         self._best = replace(self._best, upper_bound_goodput_rps=most)
 
     def _run_program(
@@ -284,34 +286,22 @@ class Search:
     ) -> Iterator[Placement]:
         """Yield the maps of a method, repaired where the replicas of a pool are together too slow.
 
-        Their capacities are corrected by their queues, and the demands of pools of corrected replicas are raised where
-        there are devices enough.
-        The first map is repaired without a limit: a search must not call a demand impossible for want of time.
+        The demands of such pools are raised where there are devices enough. The first map is repaired without a limit:
+        a search must not call a demand impossible for want of time.
         """
         problem = segments.problem
         rates = {demand.model: demand.rate_rps for demand in problem.demands}
-        corrected: set[str] = set()
         for _ in range(_MOST_REPAIRS):
             gpus = place([replace(demand, rate_rps=rates[demand.model]) for demand in problem.demands])
             # Where there are devices enough, a map that serves less is only repaired.
             placement = self._judge.settle(gpus, method, is_rough=not self._is_counted)
             yield placement
-            if not self._is_queued or not placement.unplaced or limit.is_over:
+            if not self._is_queued or not placement.unplaced or self._is_counted or limit.is_over:
                 return
-            has_changed = False
             for unplaced in placement.unplaced:
-                if unplaced.model not in corrected or self._is_counted:
-                    corrected.add(unplaced.model)
-                    if isinstance(segments, PooledSegments) and segments.correct(unplaced.model, gpus):
-                        has_changed = True
-                        continue
-                if not self._is_counted:
-                    has_changed = True
-                    rate_rps = problem.demand(unplaced.model).rate_rps
-                    served_rps = max(rate_rps - unplaced.rate_rps, rate_rps / 2.0)
-                    rates[unplaced.model] *= rate_rps / served_rps * (1.0 + RATE_PRECISION)
-            if not has_changed:
-                return
+                rate_rps = problem.demand(unplaced.model).rate_rps
+                served_rps = max(rate_rps - unplaced.rate_rps, rate_rps / 2.0)
+                rates[unplaced.model] *= rate_rps / served_rps * (1.0 + RATE_PRECISION)
 
     def _bound_budget(self, offers: CandidateSegments, plan_bound: float) -> None:
         """Bound the cost of every map without shared workers, or on a small fleet the goodput."""
@@ -327,18 +317,14 @@ class Search:
         if not all(bounding.values()):
             return
         if plan_bound < cost * (1.0 - EXACT) and not self.limit.is_over:
-            classes = group_demands(problem.demands, bounding)
-            plan_bound = bound_by_classes(problem, problem.fleet.entries, classes, cost, self.limit)
+            plan_bound = bound_by_program(problem, bounding, cost, self.limit)
         self._raise_cost_bound(plan_bound)
 
     def _finish(self) -> None:
-        """Keep what runs already where that costs nothing, else drop the replicas that are not needed."""
+        """Keep what runs already where that costs nothing, and raise the rates of unmet demands."""
         if self.problem.previous is not None:
             self._best = KeptMap(self.problem, self._judge, self.problem.previous).choose(self._best, self._plan_rest)
-        elif not self._best.unplaced and (self.start is None or self._best.gpus != self.start.gpus):
-            self._best = self._judge.drop_replicas(self._best)
-        if self._best.unplaced:
-            self._best = self._judge.raise_rates(self._best)
+        self._best = self._judge.raise_rates(self._best)
 
     def _plan_rest(self, problem: Problem) -> Placement:
         return Search(problem, self.limit).find_map()

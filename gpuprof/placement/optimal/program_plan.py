@@ -17,10 +17,8 @@ from gpuprof.placement.optimal.candidates import Choices
 from gpuprof.placement.optimal.pattern import PartitionKind, PartitionSlot, SharePattern
 from gpuprof.placement.optimal.restricted_master import (
     Choice,
-    DemandClass,
     RestrictedMaster,
     generate_patterns,
-    group_demands,
     solve_relaxation,
 )
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
@@ -64,17 +62,18 @@ def plan_by_program(problem: Problem, choices: Choices, demands: Sequence[Demand
     able = tuple(_lower_to_reach(demand, choices[demand.model]) for demand in demands if choices[demand.model])
     if not able:
         return ProgramPlan((), choices, None, 0.0)
-    classes = group_demands(able, choices)
-    choice, bound = minimise_cost(problem, classes, limit)
+    choice, bound = minimise_cost(problem, able, choices, limit)
     if choice is None and not limit.is_over:
-        choice = maximise_goodput(problem, classes, limit)
+        choice = maximise_goodput(problem, able, choices, limit)
     return ProgramPlan(able, choices, choice, bound)
 
 
-def minimise_cost(problem: Problem, classes: Sequence[DemandClass], limit: Limit) -> tuple[Choice | None, float]:
-    """Return the cheapest choice of the segments of ``classes``, None without one, and a lower bound on its cost."""
+def minimise_cost(
+    problem: Problem, demands: Sequence[Demand], choices: Choices, limit: Limit
+) -> tuple[Choice | None, float]:
+    """Return the cheapest choice of segments, None without one, and a lower bound on its cost."""
     entries, seed = problem.fleet.entries, problem.options.seed
-    master, prices = RestrictedMaster(entries, classes), list_prices(entries)
+    master, prices = RestrictedMaster(entries, demands, choices), list_prices(entries)
     relaxation, bound = solve_relaxation(master, prices, limit, seed)
     if relaxation is None:
         return None, 0.0
@@ -98,16 +97,16 @@ def _lower_to_reach(demand: Demand, segments: Sequence[Segment]) -> Demand:
 def _make_covers(demands: Sequence[Demand], choices: Choices, choice: Choice) -> Mapping[str, Cover]:
     covers: dict[str, Cover] = {}
     for demand in demands:
-        counts = choice.covers[demand.model]
+        counts = choice.counts[demand.model]
         segments = [s for s, count in zip(choices[demand.model], counts, strict=True) for _ in range(count)]
         if segments:
             covers[demand.model] = share_out_rate(demand.rate_rps, segments)
     return covers
 
 
-def maximise_goodput(problem: Problem, classes: Sequence[DemandClass], limit: Limit) -> Choice | None:
+def maximise_goodput(problem: Problem, demands: Sequence[Demand], choices: Choices, limit: Limit) -> Choice | None:
     """Return the choice with the most goodput, higher priorities first, then the least cost; None if out of time."""
-    master = RestrictedMaster(problem.fleet.entries, classes, partial=True)
+    master = RestrictedMaster(problem.fleet.entries, demands, choices, partial=True)
     solution = _solve_by_priority(problem, master, limit)
     return None if solution is None else master.read_solution(solution)
 
@@ -117,7 +116,7 @@ def _solve_by_priority(problem: Problem, master: RestrictedMaster, limit: Limit)
 
     Patterns are generated for the objective of each priority, once the higher priorities are held at their optimum.
     """
-    columns = master.served_columns()
+    columns = master.served_columns
     solution = None
     for level in sorted({demand.priority for demand, _ in columns}, reverse=True):
         level_columns = [(demand, column) for demand, column in columns if demand.priority == level]
@@ -138,7 +137,7 @@ def _solve_by_priority(problem: Problem, master: RestrictedMaster, limit: Limit)
     return _solve_program(problem, master, limit) or solution
 
 
-def bound_goodput(problem: Problem, demands: Sequence[Demand], classes: Sequence[DemandClass], limit: Limit) -> float:
+def bound_goodput(problem: Problem, demands: Sequence[Demand], choices: Choices, limit: Limit) -> float:
     """Return an upper bound on the rate (requests/s) that any map on the fleet serves within the SLOs.
 
     The bound ignores priorities. Where patterns are too many to list, only the sum of shares is bounded,
@@ -148,14 +147,16 @@ def bound_goodput(problem: Problem, demands: Sequence[Demand], classes: Sequence
     ----------
     demands : sequence of Demand
         Demands with a segment.
-    classes : sequence of DemandClass
-        Of the same demands, with their optimistic segments.
+    choices : mapping of str to tuple of Segment
+        Their optimistic segments.
     """
     total = math.fsum(demand.rate_rps for demand in demands)
     if not demands:
         return 0.0
-    master = RestrictedMaster(problem.fleet.entries, classes, partial=True, summed=True, floors=False, relaxed=True)
-    master.program.recost({column: -1.0 for _, column in master.served_columns()})
+    master = RestrictedMaster(
+        problem.fleet.entries, demands, choices, partial=True, summed=True, floors=False, relaxed=True
+    )
+    master.program.recost({column: -1.0 for _, column in master.served_columns})
     # Not stopped by the limit: this short solve gives the only sure bound.
     first = master.program.solve(relaxed=True, seed=problem.options.seed)
     if first is None or not first.is_proven:

@@ -1,10 +1,9 @@
 """The restricted master problem of the optimal policy: segments for each demand and configurations of the devices.
 
-Columns are, for each class of equal demands, its minimal covers (so that the bound already includes rounding a demand
-up to whole segments), or with too many covers the segments themselves; for each kind of device its configurations (MIG
-instances at legal starts, or the whole device); and for each partition its slots: a share and, where the memory of a
-partition might not suffice, memory. Rows require as many partitions as patterns, and as many slots of each size as the
-covers take. This is the Dantzig-Wolfe form of the packing problem, whose relaxation is close to the integer optimum.
+Columns are, for each demand, its segments; for each kind of device its configurations (MIG instances at legal starts,
+or the whole device); and for each partition its slots: a share and, where the memory of a partition might not suffice,
+memory. Rows require as many partitions as patterns, and as many slots of each size as the segments take. This is the
+Dantzig-Wolfe form of the packing problem, whose relaxation is close to the integer optimum.
 
 Patterns of partitions that are too many to list are found by pricing: the relaxation's duals price a slot of every
 size, and the pricing problem is a knapsack over shares, and over memory too where memory counts. Its best pattern
@@ -16,18 +15,12 @@ class of linear programming problems": dual prices scaled down until no column b
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-
-import numpy as np
-import numpy.typing as npt
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.share import Share
-from gpuprof.machine.machine_code import compile_untimed
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.pattern import (
     SPACE,
@@ -44,22 +37,6 @@ from gpuprof.placement.optimal.pattern import (
 )
 from gpuprof.placement.program import EXACT, Program, Solution
 from gpuprof.placement.segment import Segment
-
-#: Maximum number of columns of covers of a program; further classes are given by their segments.
-_MOST_COVERS = 40_000
-
-
-@dataclass(frozen=True, slots=True)
-class DemandClass:
-    """Similar demands: the same rate and the same segments."""
-
-    demands: tuple[Demand, ...]
-    segments: tuple[Segment, ...]  # of its first demand
-
-    @property
-    def rate_rps(self) -> float:
-        """Rate of each demand."""
-        return self.demands[0].rate_rps
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +57,10 @@ class _ResourceUse:
 class Choice:
     """A solution of the program."""
 
-    covers: Mapping[str, tuple[int, ...]]  #: Multiplicity of each segment of its class, by model.
+    counts: Mapping[str, tuple[int, ...]]  #: Multiplicity of each segment, by model.
     configurations: tuple[tuple[DeviceConfiguration, int], ...]  #: Number of devices with each configuration.
     patterns: tuple[tuple[SharePattern, int], ...]  #: Patterns of the partitions.
     grids: Mapping[PartitionKind, MemoryGrid]  #: Units of the memory of their slots.
-
-
-def group_demands(demands: Sequence[Demand], segments: Mapping[str, Sequence[Segment]]) -> tuple[DemandClass, ...]:
-    """Group equal demands, in the order of the first demand of each group."""
-    groups: dict[object, list[Demand]] = {}
-    for demand in demands:
-        figures = tuple((s.device, s.share, s.capacity_rps, s.memory_bytes) for s in segments[demand.model])
-        key = (demand.rate_rps, demand.max_replicas, demand.priority, demand.min_goodput_rps, figures)
-        groups.setdefault(key, []).append(demand)
-    return tuple(DemandClass(tuple(group), tuple(segments[group[0].model])) for group in groups.values())
 
 
 def served_column(program: Program, demand: Demand, rate: int, *, floors: bool = True) -> int:
@@ -111,10 +78,11 @@ def served_column(program: Program, demand: Demand, rate: int, *, floors: bool =
 
 @dataclass(slots=True)
 class RestrictedMaster:
-    """The program for some classes of demands on the devices of a fleet."""
+    """The program for some demands on the devices of a fleet."""
 
     entries: Sequence[FleetEntry]
-    classes: Sequence[DemandClass]
+    demands: Sequence[Demand]
+    choices: Mapping[str, Sequence[Segment]]  #: Segments of each demand, by model.
     #: Demands may be served in part; the objective is then the served rate (see `maximise_goodput`), else the cost.
     partial: bool = False
     #: Where patterns are too many to list, only the sums of shares and memory are bounded: a relaxation needing no
@@ -136,18 +104,17 @@ class RestrictedMaster:
     _configurations: list[tuple[DeviceConfiguration, int]] = field(default_factory=list)
     _patterns: dict[SharePattern, int] = field(default_factory=dict)
     _fleet_rows: dict[str, int] = field(default_factory=dict)
-    _covers: list[list[tuple[tuple[int, ...], int]]] = field(default_factory=list)
-    _counts: list[dict[int, list[int]]] = field(default_factory=list)
-    _served: list[list[int]] = field(default_factory=list)
+    _counts: dict[str, list[int]] = field(default_factory=dict)
+    #: The columns of the served rates of a partial program, by demand.
+    served_columns: list[tuple[Demand, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        uses = list(dict.fromkeys(_ResourceUse.of(segment) for group in self.classes for segment in group.segments))
+        uses = list(dict.fromkeys(_ResourceUse.of(segment) for d in self.demands for segment in self.choices[d.model]))
         for entry in self.entries:
             part = (use for use in uses if use.device == entry.device.name)
             self._add_device(entry, sorted(part, key=lambda use: (use.share.mig or "", use.share.sm_pct, use.memory)))
-        left = _MOST_COVERS
-        for group in self.classes:
-            left -= self._add_class(group, left)
+        for demand in self.demands:
+            self._add_demand(demand)
 
     @property
     def is_exact(self) -> bool:
@@ -220,62 +187,30 @@ class RestrictedMaster:
         """Return the worth of a slot of each size of a partition by the duals."""
         return {slot: duals[self._slots[kind[0], slot]] for slot in self.packers[kind].slots}
 
-    def _takes(self, segments: Sequence[Segment], counts: Sequence[int]) -> dict[int, float]:
-        """Return the entries of a column that takes segments from the devices' rows."""
-        entries: defaultdict[int, float] = defaultdict(float)
-        for segment, count in zip(segments, counts, strict=True):
-            if not count:
-                continue
-            kind = (segment.device, segment.share.mig)
-            if kind in self._sums:
-                shares, memory = self._sums[kind]
-                entries[shares] -= count * segment.share.sm_pct
-                entries[memory] -= count * float(segment.memory_bytes or 0)
-            else:
-                slot = PartitionSlot(segment.share, self.grids[kind].count(segment.memory_bytes))
-                entries[self._slots[segment.device, slot]] -= count
-        return {row: value for row, value in entries.items() if value}
+    def _take(self, segment: Segment) -> dict[int, float]:
+        """Return the entries of a column that takes a segment from the devices' rows."""
+        kind = (segment.device, segment.share.mig)
+        if kind in self._sums:
+            shares, memory = self._sums[kind]
+            held = {memory: -float(segment.memory_bytes)} if segment.memory_bytes else {}
+            return {shares: -segment.share.sm_pct, **held}
+        slot = PartitionSlot(segment.share, self.grids[kind].count(segment.memory_bytes))
+        return {self._slots[segment.device, slot]: -1.0}
 
-    def _add_class(self, group: DemandClass, most: int) -> int:
-        """Add the columns of a class; return the number of its covers."""
-        capacities = [segment.capacity_rps for segment in group.segments]
-        covers = None
-        if not (self.partial or self.relaxed) and most > 0:
-            covers = minimal_covers(group.rate_rps, capacities, group.demands[0].max_replicas)
-        self._covers.append([])
-        self._counts.append({})
-        self._served.append([])
-        if covers is None:
-            for position in range(len(group.demands)):
-                self._add_single(group, position)
-            return 0
-        row = self.program.row(len(group.demands), len(group.demands))
-        for counts in covers:
-            column = self.program.column(0.0, {row: 1.0, **self._takes(group.segments, counts)})
-            self._covers[-1].append((counts, column))
-        return len(covers)
-
-    def _add_single(self, group: DemandClass, position: int) -> None:
-        """Add columns for the multiplicity of each segment of a single demand."""
-        demand = group.demands[position]
-        # A little less, as for covers: the rates of whole segments may reach it only up to rounding.
+    def _add_demand(self, demand: Demand) -> None:
+        """Add columns for the multiplicity of each segment of a demand."""
+        segments = self.choices[demand.model]
+        # A little less: the rates of whole segments may reach it only up to rounding.
         rate = self.program.row(low=0.0 if self.partial else demand.rate_rps * (1.0 - 1e-9))
-        parts = {} if demand.max_replicas is None else {self.program.row(high=demand.max_replicas): 1.0}
+        replicas = {} if demand.max_replicas is None else {self.program.row(high=demand.max_replicas): 1.0}
         columns = []
-        for index, segment in enumerate(group.segments):
-            unit = [0] * len(group.segments)
-            unit[index] = 1
-            entries = {**self._takes(group.segments, unit), rate: segment.capacity_rps, **parts}
-            high = math.ceil(demand.rate_rps / segment.capacity_rps)
-            columns.append(self.program.column(0.0, entries, high))
-        self._counts[-1][position] = columns
+        for segment in segments:
+            entries = {**self._take(segment), rate: segment.capacity_rps, **replicas}
+            columns.append(self.program.column(0.0, entries, math.ceil(demand.rate_rps / segment.capacity_rps)))
+        self._counts[demand.model] = columns
         if self.partial:
-            self._served[-1].append(served_column(self.program, demand, rate, floors=self.floors))
-
-    def served_columns(self) -> list[tuple[Demand, int]]:
-        """Return the columns of the served rates of a partial program, by demand."""
-        pairs = zip(self.classes, self._served, strict=True)
-        return [pair for group, columns in pairs for pair in zip(group.demands, columns, strict=True)]
+            column = served_column(self.program, demand, rate, floors=self.floors)
+            self.served_columns.append((demand, column))
 
     def device_costs(self, prices: Mapping[str, float]) -> dict[int, float]:
         """Return the price of every column taking a device."""
@@ -291,17 +226,11 @@ class RestrictedMaster:
 
     def read_solution(self, solution: Solution) -> Choice:
         """Translate a solution into segments, configurations and patterns."""
-        counts_by_model: dict[str, tuple[int, ...]] = {}
-        for group, covers, counts in zip(self.classes, self._covers, self._counts, strict=True):
-            cover_counts = Counter({cover: int(solution.values[column]) for cover, column in covers})
-            cover_queue = iter([cover for cover, times in cover_counts.items() for _ in range(times)])
-            for position, demand in enumerate(group.demands):
-                if position in counts:
-                    counts_by_model[demand.model] = tuple(int(solution.values[column]) for column in counts[position])
-                else:
-                    counts_by_model[demand.model] = next(cover_queue)
         return Choice(
-            covers=counts_by_model,
+            counts={
+                model: tuple(int(solution.values[column]) for column in columns)
+                for model, columns in self._counts.items()
+            },
             configurations=tuple(
                 (configuration, int(solution.values[c]))
                 for configuration, c in self._configurations
@@ -396,77 +325,3 @@ def _add_columns(master: RestrictedMaster, solution: Solution, values: dict[Part
             pattern, _ = master.packers[kind].best_pattern(master.slot_values(kind, solution.duals))
             has_new = master.add_pattern(pattern) or has_new
     return has_new
-
-
-def minimal_covers(
-    rate: float, capacities: Sequence[float], most_parts: int | None = None, limit: int = 500
-) -> list[tuple[int, ...]] | None:
-    """Return the counts of each capacity in every minimal cover, where no segment can be left out.
-
-    Parameters
-    ----------
-    capacities : sequence of float, length n
-        Above zero, in any order.
-    most_parts : int, optional
-        Maximum number of segments in a cover.
-    limit : int
-        None is returned when there are more covers than this.
-
-    Returns
-    -------
-    list of tuple of int, length n
-        The counts in the order of ``capacities``.
-    """
-    order = np.argsort(-np.array(capacities, dtype=np.float64), kind="stable")
-    sorted_capacities = np.array(capacities, dtype=np.float64)[order]
-    listed_counts = np.zeros((limit, len(capacities)), dtype=np.int64)
-    parts = math.inf if most_parts is None else float(most_parts)
-    # Slightly less than the rate: three segments of a third each must cover it.
-    count = _compile_fill()(rate * (1.0 - 1e-9), sorted_capacities, parts, listed_counts)
-    if count < 0:
-        return None
-    covers = np.empty_like(listed_counts[:count])
-    covers[:, order] = listed_counts[:count]
-    return [tuple(counts) for counts in covers.tolist()]
-
-
-def _fill_covers(rate: float, rates: npt.NDArray[np.float64], parts: float, covers: npt.NDArray[np.int64]) -> int:
-    """Write the covers into the rows of ``covers`` and return their number, -1 where there are too few rows.
-
-    Since capacities fall, a cover is minimal when its last segment is needed.
-    """
-    sizes = len(rates)
-    counts = np.zeros(sizes, dtype=np.int64)
-    rests, free_parts = np.empty(sizes + 1), np.empty(sizes + 1)
-    rests[0], free_parts[0] = rate, parts
-    depth, cover_count = 0, 0
-    while True:
-        need = rests[depth]
-        if need > 0.0 and depth < sizes and free_parts[depth] >= 1.0 and need <= rates[depth] * free_parts[depth]:
-            times = math.ceil(need / rates[depth])
-            counts[depth] = times if times <= free_parts[depth] else int(free_parts[depth])
-            if depth < sizes - 1 or counts[depth] == times:
-                rests[depth + 1] = need - counts[depth] * rates[depth] if depth < sizes - 1 else 0.0
-                free_parts[depth + 1] = free_parts[depth] - counts[depth]
-                depth += 1
-                continue
-        elif need <= 0.0:
-            if cover_count == len(covers):
-                return -1
-            covers[cover_count, :depth] = counts[:depth]
-            cover_count += 1
-        depth = min(depth, sizes - 1) - 1  # fewer of the last size never suffice
-        while depth >= 0 and counts[depth] == 0:
-            depth -= 1
-        if depth < 0:
-            return cover_count
-        counts[depth] -= 1
-        rests[depth + 1] = rests[depth] - counts[depth] * rates[depth]
-        free_parts[depth + 1] = free_parts[depth] - counts[depth]
-        depth += 1
-
-
-@cache
-def _compile_fill() -> Callable[[float, npt.NDArray[np.float64], float, npt.NDArray[np.int64]], int]:
-    """Return `_fill_covers` in machine code: it tries hundreds of thousands of combinations for each program."""
-    return compile_untimed(_fill_covers)  # numba takes long to import

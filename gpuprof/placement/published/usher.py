@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate, product
-from random import Random
 from typing import Literal
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.fleet import FleetEntry
-from gpuprof.errors import InputError
 from gpuprof.placement.bin import Bin
 from gpuprof.placement.placement import TOLERANCE, Placement
 from gpuprof.placement.problem import Problem
@@ -37,10 +35,10 @@ class Usher:
     """USHER's Algorithms 1 and 2, for elastic fleets (least cost) and fixed fleets (most goodput).
 
     `balanced_groups` makes the groups (§3.3.1); `_options` lists the configurations of a group (Algorithm 1, line 2)
-    and `_best` tries them and keeps the best (lines 3 to 5); `Trial` and `order_models` in `usher_placement` are
-    Algorithm 2. Where USHER is silent, this follows the reading of Elvinger's thesis (§5.2.2): groups by matchings,
-    placed in the order of their first demand; among equally good configurations the first, batches and replication
-    degrees ascending; neutral models last; a model whose least replication degree exceeds a fixed fleet is not served.
+    and `_best` tries them and keeps the best (lines 3 to 5); `Trial` and `order_models` are Algorithm 2. Where USHER is
+    silent, this follows the reading of Elvinger's thesis (§5.2.2): groups by matchings, placed in the order of their
+    first demand; among equally good configurations the first, batches and replication degrees ascending; neutral models
+    last; a model whose least replication degree exceeds a fixed fleet is not served.
     Decided here: the batch sizes are the estimator's; with several kinds of devices a model's Creq and Mreq are the
     means over the kinds able to host it; goodput is the largest rate of a replica by the problem's latency rule; among
     configurations of equal goodput the cheapest, on fixed fleets too; a replica whose SLO, or whose neighbours', would
@@ -56,30 +54,14 @@ class Usher:
     #: True if replicas have no MPS shares, each free to use all SMs of its device (thesis, Figure A.1); by default each
     #: gets a share of Creq.
     unshared: bool = False
-    #: Number of orders of the demands to try. USHER's result depends on the given order: among equal matchings and
-    #: equally good configurations the first is kept. With more than one, the given order comes first, the others are
-    #: drawn at random, and the best map is kept; ``found_by`` gives the worst and the best result.
-    orders: int = 1
 
     def place(self, problem: Problem) -> Placement:
         """Return the placement.
 
-        Raises `InputError` when no model has a compute requirement by the metric, or ``orders`` is below one.
+        Raises `InputError` when no model has a compute requirement by the metric.
         """
-        if self.orders < 1:
-            raise InputError(f"orders must be at least 1 but got {self.orders}")
         if self.unshared:
             require_gpus("usher", problem)
-        if self.orders == 1:
-            return self._place_in_order(problem)
-        placements = [self._place_in_order(reordered) for reordered in _reorder(problem, self.orders)]
-        ranks = [_rank(problem, placement) for placement in placements]
-        best, worst = max(ranks), min(ranks)
-        range_text = f"{worst[0]:.6g} to {best[0]:.6g} requests/s at {-worst[1]:.4g} to {-best[1]:.4g} an hour"
-        summary = f"the best of {len(placements)} orders of the demands, which serve {range_text}"
-        return replace(placements[ranks.index(best)], found_by=summary)
-
-    def _place_in_order(self, problem: Problem) -> Placement:
         segments = Segments(problem, capped=False)
         requirements, means = self._know_requirements(problem, segments)
         require_metric(bool(means), self.creq)
@@ -225,24 +207,6 @@ def _fewer(options: Sequence[Option], most: int) -> list[Option]:
     return complete[: most - cut] + partial[:: max(1, math.ceil(len(partial) / max(1, cut)))][:cut]
 
 
-def _reorder(problem: Problem, count: int) -> Iterator[Problem]:
-    """Yield the problem with its demands in different orders, the given order first."""
-    random, orders = Random(problem.options.seed), set[tuple[str, ...]]()
-    demands = list(problem.demands)
-    for _ in range(count):
-        names = tuple(demand.model for demand in demands)
-        if names not in orders:
-            orders.add(names)
-            yield replace(problem, demands=tuple(demands))
-        random.shuffle(demands)
-
-
-def _rank(problem: Problem, placement: Placement) -> tuple[float, float]:
-    """Return the ranking of placements: most requests served, then least cost."""
-    cost = sum(problem.entry(gpu.device).price_per_hour for gpu in placement.gpus)
-    return round(sum(placement.rates_rps().values()), 6), -cost
-
-
 def _dominates(first: Option, second: Option) -> bool:
     first_costs = (first.replicas, first.creq_pct, first.mreq_pct, -first.served_rps)
     second_costs = (second.replicas, second.creq_pct, second.mreq_pct, -second.served_rps)
@@ -261,10 +225,8 @@ def balanced_groups(requirements: Mapping[str, tuple[float, float]], most: int) 
 
     USHER does not describe its variant of k-means; as in Elvinger's thesis (§5.2.2), pairs are formed in rounds by a
     matching of minimum weight among those of maximum cardinality. The weight of a pair of groups is |ΣCreq - ΣMreq|
-    over both. Where all models lean the same way the weights add up and many matchings are equal: the matching that
-    pairs neighbours in the given order is taken. Among more than a hundred groups, the greatest surplus of compute is
-    paired with the greatest of memory, then the next ones: as the weight is a convex function of a sum, no matching is
-    lighter, and sorting replaces a search of minutes.
+    over both. The greatest surplus of compute is paired with the greatest of memory, then the next ones: as the weight
+    is a convex function of a sum, no matching is lighter.
 
     ``requirements``: mean Creq and Mreq of each model; ``most``: largest group.
 
@@ -295,7 +257,7 @@ def _pair_groups(
 def pair_opposites(surplus: Sequence[float]) -> list[tuple[int, int]]:
     """Return a matching of least Σ |surplus + surplus|: least with greatest; of an odd number one group is left out.
 
-    It weighs as much as the minimum weight matching of the paper's graph.
+    No matching is lighter.
     """
     order = sorted(range(len(surplus)), key=lambda index: (surplus[index], index))
     if len(order) % 2:

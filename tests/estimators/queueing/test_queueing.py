@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
+import sys
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,8 +17,10 @@ from hypothesis import strategies as st
 from bench.brute_force import simulate, truth
 from bench.queueing import configurations
 from gpuprof.domain.sojourn import Arrivals, BatchServer
+from gpuprof.estimators.queueing import replica
 from gpuprof.estimators.queueing.batch_chain import backlog_law, lattice_law
 from gpuprof.estimators.queueing.queueing import BatchQueue
+from gpuprof.estimators.queueing.replica import drop_unused_batches
 
 QUEUE = BatchQueue()
 
@@ -236,3 +241,50 @@ def test_a_batch_that_takes_many_times_as_long_as_a_full_one_keeps_the_process_b
     assert law.percentile(50.0) > 0.3 * max(latency_ms)
     # Nearly all come while a slow batch runs; the full ones that then follow are quick.
     assert 0.9 * max(latency_ms) <= law.percentile(99.0) < 1.1 * max(latency_ms)
+
+
+def _long_server(batch: int, cv: float = 0.0, pause: float = 1.0) -> BatchServer:
+    return BatchServer(tuple(2.0 + 0.1 * n for n in range(1, batch + 1)), batch, 0.0, 1, cv, pause)
+
+
+@pytest.mark.parametrize("cv", [0.0, 0.05, 0.3])
+@pytest.mark.parametrize("pause", [1.0, 1.3])
+def test_a_lightly_loaded_replica_has_the_queue_of_its_small_batches(cv: float, pause: float) -> None:
+    server, arrivals = _long_server(128, cv, pause), Arrivals(300.0)
+    assert drop_unused_batches(arrivals.rate_rps, server).batch < 60
+    sojourn = BatchQueue().sojourn(arrivals, server)
+    with mock.patch.object(replica, "drop_unused_batches", lambda rate_rps, server: server):
+        whole = BatchQueue().sojourn(arrivals, server)
+    for percent in (50.0, 90.0, 99.0, 99.9):
+        assert sojourn.percentile(percent) == pytest.approx(whole.percentile(percent), rel=5e-3)
+    assert sojourn.mean_ms == pytest.approx(whole.mean_ms, rel=1e-4)
+    assert sojourn.utilization == pytest.approx(whole.utilization, rel=1e-3)
+
+
+def test_replicas_that_differ_in_unused_batches_have_one_queue() -> None:
+    some, more = _long_server(64), _long_server(128)
+    assert drop_unused_batches(1000.0, some) == drop_unused_batches(1000.0, more)
+    assert BatchQueue().sojourn(Arrivals(1000.0), some) == BatchQueue().sojourn(Arrivals(1000.0), more)
+
+
+def test_batches_that_fill_are_kept() -> None:
+    server = _long_server(16)
+    assert drop_unused_batches(0.9 * server.capacity_rps, server) is server
+
+
+def test_a_larger_batch_that_is_quicker_counts_with_the_slowest_below_it() -> None:
+    server = replace(_long_server(4), latency_ms=(50.0, 1.0, 1.0, 1.0))
+    assert drop_unused_batches(50.0, server).batch == 4
+
+
+def test_planning_without_queues_does_not_import_scipy() -> None:
+    code = """
+import sys
+import gpuprof.placement.optimal.optimal
+from gpuprof.estimators.igniter.igniter import fit_published_workload
+from gpuprof.pipeline.problem import make_queueing
+make_queueing(None, ())
+print("scipy" in sys.modules)
+"""
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert completed.stdout.split() == ["False"]

@@ -11,7 +11,7 @@ from gpuprof.domain.share import Share
 from gpuprof.placement.contract import demand, plain_device
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal import pattern
-from gpuprof.placement.optimal.restricted_master import DemandClass, RestrictedMaster, solve_relaxation
+from gpuprof.placement.optimal.restricted_master import RestrictedMaster, solve_relaxation
 from gpuprof.placement.segment import Segment
 
 PRICES = {"plain": 1.0}
@@ -19,11 +19,12 @@ PRICES = {"plain": 1.0}
 
 def master(percents: list[float]) -> RestrictedMaster:
     """One replica of each model, of so many percent."""
-    classes = []
-    for number, percent in enumerate(percents):
-        segment = Segment(f"m{number}", "plain", Share(percent), 1, 1, 10.0, percent / 100.0, None, 1.0)
-        classes.append(DemandClass((demand(f"m{number}", 10.0),), (segment,)))
-    return RestrictedMaster([FleetEntry(plain_device())], classes)
+    shares = {f"m{number}": percent for number, percent in enumerate(percents)}
+    choices = {
+        model: (Segment(model, "plain", Share(percent), 1, 1, 10.0, percent / 100.0, None, 1.0),)
+        for model, percent in shares.items()
+    }
+    return RestrictedMaster([FleetEntry(plain_device())], [demand(model, 10.0) for model in shares], choices)
 
 
 @settings(max_examples=20, deadline=None)

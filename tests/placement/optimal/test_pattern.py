@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpuprof.domain.mig import is_legal
 from gpuprof.domain.share import Share
 from gpuprof.placement.contract import plain_device, sliced_device
-from gpuprof.placement.optimal.pattern import PartitionSlot, PatternPacker, list_configurations
+from gpuprof.placement.optimal.pattern import PartitionSlot, PatternPacker, best_packing, list_configurations, multisets
 
 WHOLE = ("plain", None)
 
@@ -119,3 +119,22 @@ def test_with_memory_they_are_those_of_all_combinations_to_which_nothing_can_be_
     assert patterns is not None
     assert {frozenset(pattern.slots) for pattern in patterns} == (expected if sizes else set())
     assert len(patterns) == len(expected if sizes else ())
+
+
+@given(
+    items=st.lists(st.tuples(st.integers(3, 12), st.floats(-1.0, 9.0)), min_size=1, max_size=3),
+    capacity=st.integers(1, 20),
+)
+def test_it_is_as_good_as_trying_everything(items: list[tuple[int, float]], capacity: int) -> None:
+    sizes, values = [size for size, _ in items], [value for _, value in items]
+    counts, value = best_packing(sizes, values, capacity)
+    every = [
+        taken
+        for taken in product(*(range(capacity // size + 1) for size in sizes))
+        if sum(n * size for n, size in zip(taken, sizes, strict=True)) <= capacity
+    ]
+    best = max(sum(n * worth for n, worth in zip(taken, values, strict=True)) for taken in every)
+    assert sum(n * size for n, size in zip(counts, sizes, strict=True)) <= capacity
+    assert sum(n * worth for n, worth in zip(counts, values, strict=True)) == pytest.approx(value)
+    assert value == pytest.approx(best)
+    assert multisets(sizes, capacity) == len(every)

@@ -8,10 +8,8 @@ from dataclasses import replace
 import pytest
 
 from gpuprof.domain.deployment import Replica
-from gpuprof.domain.fleet import Fleet, FleetEntry
-from gpuprof.placement.contract import LinearEstimator, demand, evidence, plain_device, problem, solve_and_check
+from gpuprof.placement.contract import LinearEstimator, demand, evidence, problem, solve_and_check
 from gpuprof.placement.feasibility import check
-from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options
 from gpuprof.placement.published.gpulet import DutyCycle, Gpulet, TurnDemand, list_duty_cycles
 
@@ -92,17 +90,6 @@ def test_memory_ends_how_many_take_turns() -> None:
     given = problem(LOW_RATES, estimator=LinearEstimator(slowdown=0.1, memory_bytes=5 * 2**30))  # three in 16 GiB
     placement, _ = solve_and_check(Gpulet(temporal=True), given)
     assert [len(list(gpu.replicas())) for gpu in placement.gpus] == [3, 3, 3]
-
-
-def test_the_option_is_read_from_the_command_line() -> None:
-    assert make_policy("gpulet", {"temporal": "true"}) == Gpulet(temporal=True)
-
-
-def test_cores_of_a_cpu_are_shared_by_turns_too() -> None:
-    cpu = replace(plain_device(), kind="cpu")
-    given = replace(problem(LOW_RATES), fleet=Fleet((FleetEntry(cpu, None),)))
-    placement, deployment = solve_and_check(Gpulet(temporal=True), given)
-    assert placement.unplaced == () and any(replica.turns for *_, replica in deployment.places())
 
 
 @pytest.mark.parametrize(

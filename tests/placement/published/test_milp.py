@@ -9,7 +9,7 @@ import pytest
 from gpuprof.placement.contract import demand, plain_device, problem, solve_and_check
 from gpuprof.placement.problem import Options
 from gpuprof.placement.published.milp import Milp
-from tests.placement.published.test_usher_placement import Needs
+from tests.placement.published.test_usher import Needs
 
 BUDGET = Options(latency_budget=1.0)
 LARGE = replace(plain_device("large", 5.0), dram_bytes=40 * 2**30)

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from gpuprof.domain.demand import Demand, Slo
-from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.map_file import parse_map
 from gpuprof.domain.map_sources import summarize_map
@@ -16,26 +15,16 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.contract import demand, evidence, plain_device, problem, solve_and_check
 from gpuprof.placement.feasibility import check
-from gpuprof.placement.policies import Policy, make_policy
+from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Options
 from gpuprof.placement.published.milp import Milp
 from gpuprof.placement.published.usher import Usher
-from tests.placement.published.test_usher import ACROSS_GROUPS, MULTIPLIER, WITHIN_A_GROUP, thesis
-from tests.placement.published.test_usher_placement import Needs
+from tests.placement.published.test_usher import ACROSS_GROUPS, MULTIPLIER, WITHIN_A_GROUP, Needs, thesis
 from tests.published_measurements import thesis_estimator, v100
 
 BUDGET = Options(latency_budget=1.0)
 NEEDS = Needs(creq=(("a", 40.0), ("b", 40.0)), gib=(("a", 2.0), ("b", 2.0)), sizes=(1,))
 TWO = problem([demand("a", 100.0), demand("b", 100.0)], [(plain_device(), 1)], NEEDS, BUDGET)
-
-
-def edit(deployment: DeploymentMap, **changes: object) -> DeploymentMap:
-    """Return the map with its one partition changed."""
-    (node,) = deployment.nodes
-    (gpu,) = node.gpus
-    (partition,) = gpu.partitions
-    gpus = (gpu.model_copy(update={"partitions": (partition.model_copy(update=changes),)}),)
-    return deployment.model_copy(update={"nodes": (node.model_copy(update={"gpus": gpus}),)})
 
 
 @pytest.mark.parametrize("policy", [Milp(unshared=True), Usher(unshared=True)])
@@ -57,21 +46,6 @@ def test_by_default_each_has_a_share_of_what_it_requires(policy: Policy) -> None
     assert "Unused:" in summarize_map(deployment)
 
 
-def test_a_map_that_is_not_said_to_be_unshared_may_not_give_more_than_everything() -> None:
-    _, deployment = solve_and_check(Milp(unshared=True), TWO)
-    broken = check(edit(deployment, unshared=False), evidence(TWO))
-    assert [violation.rule for violation in broken] == ["share"] and "200%" in broken[0].message
-
-
-def test_a_share_in_an_unshared_map_is_refused() -> None:
-    _, deployment = solve_and_check(Milp(), TWO)
-    broken = check(edit(deployment, unshared=True), evidence(TWO))
-    assert {violation.message for violation in broken} >= {
-        "a has 40% in a partition without shares",
-        "b has 40% in a partition without shares",
-    }
-
-
 def test_the_cores_of_a_cpu_cannot_be_unshared() -> None:
     given = replace(TWO, fleet=Fleet((FleetEntry(replace(plain_device(), kind="cpu"), 1),)))
     for policy in (Milp(unshared=True), Usher(unshared=True)):
@@ -79,11 +53,6 @@ def test_the_cores_of_a_cpu_cannot_be_unshared() -> None:
             policy.place(given)
     _, deployment = solve_and_check(Milp(unshared=True), TWO)
     assert "held to cores" in str(check(deployment, evidence(given))[0])
-
-
-def test_the_option_is_read_from_the_command_line() -> None:
-    assert make_policy("milp", {"unshared": "true", "creq": "wsm"}) == Milp(creq="wsm", unshared=True)
-    assert make_policy("usher", {"unshared": "yes"}) == Usher(unshared=True)
 
 
 @pytest.mark.parametrize(
