@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +11,8 @@ import pytest
 
 from gpuprof.cli.main import main
 from gpuprof.machine.doctor import Finding, MachineView, Status, examine_machine
+from tests.machine.played_nvml import PlayedNvml
+from tests.profiling.fake_nvml import FakeNvmlError
 
 
 def _bare(root: Path, **ways: Any) -> MachineView:
@@ -40,19 +41,8 @@ def _find_one(machine: MachineView, name: str) -> Finding:
     return finding
 
 
-def _nvml(**answers: Any) -> Any:
-    def answer(value: Any) -> Callable[..., Any]:
-        def function(*_: object) -> Any:
-            if isinstance(value, Exception):
-                raise value
-            return value
-
-        return function
-
+def _nvml(**answers: Any) -> PlayedNvml:
     base = {
-        "nvmlInit": None,
-        "nvmlShutdown": None,
-        "nvmlDeviceGetCount": 1,
         "nvmlSystemGetDriverVersion": b"580.1",
         "nvmlDeviceGetHandleByIndex": 0,
         "nvmlDeviceGetName": b"NVIDIA H200",
@@ -61,8 +51,7 @@ def _nvml(**answers: Any) -> Any:
         "nvmlDeviceGetPersistenceMode": 1,
         "nvmlDeviceGetMigMode": [0, 0],
     }
-    functions = {name: answer(value) for name, value in {**base, **answers}.items()}
-    return SimpleNamespace(NVMLError=RuntimeError, **functions)
+    return PlayedNvml(**{**base, **answers})
 
 
 def test_on_a_bare_machine_everything_missing_says_what_to_do(tmp_path: Path) -> None:
@@ -89,9 +78,9 @@ def test_a_gpu_is_described_with_driver_memory_and_modes(tmp_path: Path) -> None
         ({"nvmlDeviceGetName": b"Tesla V100-SXM2-16GB"}, Status.LIMITED, "build onnxruntime-gpu for this GPU"),
         ({"nvmlDeviceGetName": b"NVIDIA B200"}, Status.LIMITED, "build onnxruntime-gpu for this GPU"),
         ({"nvmlDeviceGetName": b"Tesla T4"}, Status.OK, ""),
-        ({"nvmlDeviceGetMigMode": RuntimeError("not supported")}, Status.OK, ""),
-        ({"nvmlDeviceGetMemoryInfo": RuntimeError("lost")}, Status.OK, ""),
-        ({"nvmlDeviceGetHandleByIndex": RuntimeError("lost")}, Status.LIMITED, "see nvidia-smi"),
+        ({"nvmlDeviceGetMigMode": FakeNvmlError()}, Status.OK, ""),
+        ({"nvmlDeviceGetMemoryInfo": FakeNvmlError()}, Status.OK, ""),
+        ({"nvmlDeviceGetHandleByIndex": FakeNvmlError()}, Status.LIMITED, "see nvidia-smi"),
     ],
 )
 def test_a_gpu_that_cannot_be_used_says_why(tmp_path: Path, answers: Any, status: Status, fix: str) -> None:

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,56 +25,9 @@ from gpuprof.machine.gpu_share import (
     restore_layout,
 )
 from gpuprof.machine.mps import MpsDaemon
-from tests.profiling.fake_nvml import FakeNvmlError
+from tests.machine.played_nvml import mig_gpu
 
 A100 = device("a100-80")
-
-
-class FakeMigNvml:
-    """A GPU with slots for MIG devices, some empty; without slots, a GPU that has no MIG."""
-
-    NVMLError = FakeNvmlError
-
-    def __init__(self, *instances: str | None) -> None:
-        self.instances = instances
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self, f"_{name.removeprefix('nvml')}")
-
-    def _Init(self) -> None:  # noqa: N802 - NVML's names
-        pass
-
-    def _DeviceGetCount(self) -> int:  # noqa: N802
-        return 1
-
-    def _DeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
-        return f"GPU-{index}"
-
-    def _DeviceGetName(self, handle: str | int) -> str:  # noqa: N802
-        mig = f" MIG {self.instances[handle]}" if isinstance(handle, int) else ""
-        return f"NVIDIA A100-SXM4-80GB{mig}"
-
-    def _DeviceGetUUID(self, handle: str | int) -> bytes:  # noqa: N802
-        return (f"MIG-{handle}" if isinstance(handle, int) else handle).encode()
-
-    def _DeviceGetMaxMigDeviceCount(self, _: str) -> int:  # noqa: N802
-        if not self.instances:
-            raise self.NVMLError
-        return len(self.instances)
-
-    def _DeviceGetMigDeviceHandleByIndex(self, _: str, index: int) -> int:  # noqa: N802
-        if self.instances[index] is None:
-            raise self.NVMLError
-        return index
-
-    def _DeviceGetGpuInstanceId(self, index: int) -> int:  # noqa: N802
-        return index
-
-    def _DeviceGetGpuInstanceById(self, _: str, number: int) -> int:  # noqa: N802
-        return number
-
-    def _GpuInstanceGetInfo(self, number: int) -> Any:  # noqa: N802
-        return SimpleNamespace(placement=SimpleNamespace(start=4 * number))
 
 
 @pytest.fixture
@@ -92,7 +44,7 @@ def daemons(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 
 
 def test_instances_are_found_by_profile_and_slice() -> None:
-    (whole,), (gpu,) = list_local_gpus(FakeMigNvml()), list_local_gpus(FakeMigNvml("3g.40gb", None, "1g.10gb"))
+    (whole,), (gpu,) = list_local_gpus(mig_gpu()), list_local_gpus(mig_gpu("3g.40gb", None, "1g.10gb"))
     assert gpu.instances == (LocalMigInstance("3g.40gb", 0, "MIG-0"), LocalMigInstance("1g.10gb", 8, "MIG-2"))
     assert whole.device == gpu.device == "a100-80"
     assert whole.find_uuid(None) == "GPU-0"
@@ -135,14 +87,14 @@ def test_several_that_have_all_of_a_gpu_are_held_to_no_percentage(daemons: list[
 
 
 def test_whole_instances_are_bound_by_uuid_each_to_its_own(daemons: list[str | None]) -> None:
-    nvml = FakeMigNvml("3g.40gb", "3g.40gb")
+    nvml = mig_gpu("3g.40gb", "3g.40gb")
     with bind_shares(A100, [Share(100.0, "3g.40gb")] * 2, nvml) as environments:
         assert environments == ({"CUDA_VISIBLE_DEVICES": "MIG-0"}, {"CUDA_VISIBLE_DEVICES": "MIG-1"})
     assert daemons == []
 
 
 def test_parts_of_one_instance_share_it_under_a_daemon_of_its_own(daemons: list[str | None]) -> None:
-    with bind_shares(A100, [Share(50.0, "3g.40gb")] * 2, FakeMigNvml("3g.40gb")) as environments:
+    with bind_shares(A100, [Share(50.0, "3g.40gb")] * 2, mig_gpu("3g.40gb")) as environments:
         assert {each["CUDA_VISIBLE_DEVICES"] for each in environments} == {"MIG-0"}
     assert daemons == ["MIG-0"]
 
@@ -150,7 +102,7 @@ def test_parts_of_one_instance_share_it_under_a_daemon_of_its_own(daemons: list[
 def test_an_instance_that_does_not_exist_is_not_made(daemons: list[str | None]) -> None:
     with (
         pytest.raises(UnavailableError, match=r"no free MIG instance 3g\.40gb: there are 1g\.10gb"),
-        bind_shares(A100, [Share(100.0, "3g.40gb")], FakeMigNvml("1g.10gb")),
+        bind_shares(A100, [Share(100.0, "3g.40gb")], mig_gpu("1g.10gb")),
     ):
         pass
     with pytest.raises(InputError, match="no MIG profile"), bind_shares(A100, [Share(100.0, "9g.99gb")]):
