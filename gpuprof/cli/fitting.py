@@ -32,9 +32,9 @@ def calibrate(
     with show_progress() as show:
         result = fit(models or (), options, progress=show)
     say_note(*result.notes)
-    if result.igniter or result.ratios:
-        print_rows(result.rows(), _COEFFICIENTS, chosen)
-    if not (result.igniter or result.ratios) or (result.ranking and chosen is Format.TABLE):
+    if result.coefficients:
+        print_rows(result.coefficients, _COEFFICIENTS, chosen)
+    if not result.coefficients or (result.ranking and chosen is Format.TABLE):
         print_rows(result.ranking_rows(), _RANKED, chosen)
 
 

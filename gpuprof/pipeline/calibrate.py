@@ -20,53 +20,11 @@ from gpuprof.pipeline.settings import Settings, option
 
 if TYPE_CHECKING:
     from gpuprof.domain.device import Device
-    from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
     from gpuprof.estimators.interference.models import RankedModel
-    from gpuprof.profiling.sweep.campaign import Cell
-    from gpuprof.profiling.sweep.planning import NamedModel
 
 #: Networks of ``quick``: small, of several kinds, and enough of them for an interval of their own.
 _QUICK_NETWORKS = ("squeezenet", "shufflenet", "unet", "transformer_encoder")
 _QUICK_BATCHES = (1, 8)
-_RATIO = "measured / predicted"
-
-_HARDWARE_UNITS = {
-    "max_power_w": "W",
-    "max_clock_mhz": "MHz",
-    "idle_power_w": "W",
-    "pcie_bytes_per_ms": "bytes/ms",
-    "alpha_f": "MHz/W",
-    "alpha_sch": "ms a workload",
-    "beta_sch": "ms",
-    "share_unit": "fraction",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class IgniterCoefficients:
-    """iGniter's coefficients of a device and of its measured workloads."""
-
-    device: str
-    hardware: HardwareCoefficients
-    workloads: Mapping[str, WorkloadCoefficients]
-
-    def rows(self) -> list[dict[str, object]]:
-        """Return a row for each coefficient: its owner (device or model), name, value and unit."""
-        rows: list[dict[str, object]] = [
-            {"of": self.device, "coefficient": key, "value": getattr(self.hardware, key), "unit": unit}
-            for key, unit in _HARDWARE_UNITS.items()
-        ]
-        for model, coefficients in self.workloads.items():
-            values = {f"k{i}": value for i, value in enumerate(coefficients.active, 1)}
-            values |= {
-                "alpha_cache": coefficients.cache,
-                "k_sch": coefficients.launch_ms,
-                "kernels": float(coefficients.kernels),
-            }
-            values |= {"alpha_power": coefficients.power[0], "beta_power": coefficients.power[1]}
-            values |= {"alpha_cacheutil": coefficients.l2[0], "beta_cacheutil": coefficients.l2[1]}
-            rows += [{"of": model, "coefficient": key, "value": value, "unit": ""} for key, value in values.items()]
-        return rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,25 +34,21 @@ class CalibrateResult(Result):
     Attributes
     ----------
     device : str
-    igniter : IgniterCoefficients or None
-        None on CPUs, and on GPUs where a needed measurement is missing.
+    coefficients : tuple of mapping
+        iGniter's coefficients of a GPU and its models, or of each network measured by ``quick`` the median of measured
+        over predicted times: their owner, name, value and unit.
     ranking : tuple of RankedModel
         Interference models, the best first, by the error with each victim left out; empty without co-located
         measurements.
-    ratios : tuple of (str, float)
-        Median of measured over predicted times of each network measured by ``quick``; empty without it.
     """
 
     device: str
-    igniter: IgniterCoefficients | None = None
+    coefficients: tuple[Mapping[str, object], ...] = ()
     ranking: tuple[RankedModel, ...] = ()
-    ratios: tuple[tuple[str, float], ...] = ()
 
     def rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a row for each ratio or of iGniter's coefficients, without them for each interference model."""
-        if self.ratios:
-            return [{"of": name, "coefficient": _RATIO, "value": ratio, "unit": ""} for name, ratio in self.ratios]
-        return self.igniter.rows() if self.igniter else self.ranking_rows()
+        """Return the coefficients, without them a row for each interference model."""
+        return self.coefficients or self.ranking_rows()
 
     def ranking_rows(self) -> list[dict[str, object]]:
         """Return a row for each interference model."""
@@ -170,7 +124,7 @@ def calibrate(
         colocated = database.read_table("colocations", ["device"], {"device": target.name}).num_rows
         fitted = _fit_igniter(database, target, notes, required=not colocated)
         ranking = _rank(database, target, progress) if colocated else ()
-        return CalibrateResult(notes=notes.all(), device=target.name, igniter=fitted, ranking=ranking)
+        return CalibrateResult(notes=notes.all(), device=target.name, coefficients=fitted, ranking=ranking)
 
 
 def _calibrate_quickly(
@@ -191,15 +145,19 @@ def _calibrate_quickly(
             build(find_architecture(name), file)
     target = _measure(files, options, notes, progress)
     ratios = DatabaseEstimator(KernelDb(database_path(options.db))).list_ratios(target)
-    medians = tuple((name, median(ratios[name])) for name in _QUICK_NETWORKS if name in ratios)
+    medians = [
+        _describe_coefficient(name, "measured / predicted", median(ratios[name]))
+        for name in _QUICK_NETWORKS
+        if name in ratios
+    ]
     notes.add(f"estimates of models without measurements on {target.name} are scaled by {len(ratios)} measured ones")
-    return CalibrateResult(notes=notes.all(), device=target.name, ratios=medians)
+    return CalibrateResult(notes=notes.all(), device=target.name, coefficients=tuple(medians))
 
 
-def _fit_igniter(database: KernelDb, device: Device, notes: NoteList, required: bool) -> IgniterCoefficients | None:
-    """Fit iGniter's coefficients to the database's measurements and store them there.
+def _fit_igniter(database: KernelDb, device: Device, notes: NoteList, required: bool) -> tuple[dict[str, object], ...]:
+    """Fit iGniter's coefficients to the database's measurements, store them there, and return a row for each.
 
-    Where the measurements are too few, return None with a note; raises `InputError` when the coefficients are
+    Where the measurements are too few, return none with a note; raises `InputError` when the coefficients are
     ``required``, because no other model can be fitted.
     """
     from gpuprof.estimators.igniter.igniter import fit_all
@@ -211,11 +169,24 @@ def _fit_igniter(database: KernelDb, device: Device, notes: NoteList, required: 
         if required:
             raise
         notes.add(f"iGniter's coefficients were not fitted: {error}")
-        return None
+        return ()
     path = coefficients_path(database.path, device.name)
     write_coefficients(path, device.name, hardware, workloads)
     notes.add(f"wrote {path}")
-    return IgniterCoefficients(device.name, hardware, workloads)
+    units = {"max_power_w": "W", "max_clock_mhz": "MHz", "idle_power_w": "W", "pcie_bytes_per_ms": "bytes/ms"}
+    units |= {"alpha_f": "MHz/W", "alpha_sch": "ms a workload", "beta_sch": "ms", "share_unit": "fraction"}
+    rows = [_describe_coefficient(device.name, name, getattr(hardware, name), unit) for name, unit in units.items()]
+    for model, fitted in workloads.items():
+        values = {f"k{i}": value for i, value in enumerate(fitted.active, 1)}
+        values |= {"alpha_cache": fitted.cache, "k_sch": fitted.launch_ms, "kernels": float(fitted.kernels)}
+        values |= {"alpha_power": fitted.power[0], "beta_power": fitted.power[1]}
+        values |= {"alpha_cacheutil": fitted.l2[0], "beta_cacheutil": fitted.l2[1]}
+        rows += [_describe_coefficient(model, name, value) for name, value in values.items()]
+    return tuple(rows)
+
+
+def _describe_coefficient(owner: str, name: str, value: float, unit: str = "") -> dict[str, object]:
+    return {"of": owner, "coefficient": name, "value": value, "unit": unit}
 
 
 def _measure(
@@ -232,8 +203,15 @@ def _measure(
     named_models = planning.parse_models([str(model) for model in models])
     if options.quick:
         cells = tuple(Cell(model.job(batch, Share())) for model in named_models for batch in _QUICK_BATCHES)
+    elif here.kind == "gpu":
+        batches = sorted({batch for batch, _ in planning.CONFIGURATIONS})
+        free_models = [planning.free_batch_model(model, batches, path / COPIES) for model in named_models]
+        cells = tuple(cell for model in free_models for cell in planning.igniter_cells(model))
     else:
-        cells = _plan_cells(named_models, here.kind == "gpu", path / COPIES)
+        sizes = planning.COLOCATED_BATCHES
+        cells = planning.colocation_cells(
+            [planning.free_batch_model(model, sizes, path / COPIES) for model in named_models]
+        )
     progress(Progress(f"{here.name}, collector {why}"))
     campaign = Campaign(KernelDb.create(path), here, collector, limits=settings.limits())
     outcomes = run_campaign(campaign, cells, progress, [Share()])
@@ -245,16 +223,6 @@ def _measure(
     if failed:
         raise UnavailableError(f"{len(failed)} of {len(outcomes)} could not be measured: {failed[0]}")
     return resolve_device(here.name, KernelDb(path))
-
-
-def _plan_cells(models: Sequence[NamedModel], on_gpu: bool, copies: Path) -> tuple[Cell, ...]:
-    from gpuprof.profiling.sweep import planning
-
-    batches = sorted({batch for batch, _ in planning.CONFIGURATIONS}) if on_gpu else planning.COLOCATED_BATCHES
-    named = [planning.free_batch_model(model, batches, copies) for model in models]
-    if on_gpu:
-        return tuple(cell for model in named for cell in planning.igniter_cells(model))
-    return planning.colocation_cells(named)
 
 
 def _rank(database: KernelDb, device: Device, progress: ProgressCallback) -> tuple[RankedModel, ...]:
