@@ -142,10 +142,10 @@ def compare(
     is_by_gpu = policies.by is Compared.GPU
     with show_progress() as show:
         if is_by_gpu:
-            planner, fleet = policies.only_name(), demands.devices("any")
+            planner = policies.only_name()
             result = compare_gpus(
                 demands.slo_file,
-                fleet=fleet,
+                fleet=demands.gpus or "any",
                 db=demands.db,
                 policy=planner,
                 options=rules,
@@ -153,10 +153,10 @@ def compare(
                 note=say_note,
             )
         else:
-            names, fleet = policies.names(), demands.devices()
+            names = policies.names()
             result = compare_policies(
                 demands.slo_file,
-                fleet=fleet,
+                fleet=demands.gpus,
                 db=demands.db,
                 policies=names,
                 options=rules,

@@ -13,7 +13,6 @@ from gpuprof.cli.output import Format, make_columns, print_json, print_rows, pri
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
 from gpuprof.domain.validation import collect_distinct
-from gpuprof.errors import InputError
 from gpuprof.pipeline.place import MapOutput
 from gpuprof.pipeline.problem import PlanningOptions
 from gpuprof.pipeline.settings import Settings, option
@@ -35,16 +34,12 @@ class DemandOptions(Settings):
 
     slo_file: Path = option(Path("slo.csv"), "CSV file with the columns model,rate_rps,slo_ms.")
     gpus: str | None = option(
-        None, "Devices to place on: a100-80:8,v100 or any; without a count, as many as needed.", values="devices"
+        None,
+        "Devices to place on: a100-80:8,v100, any, or a TOML file with devices, counts and prices; without a count, as "
+        "many as needed.",
+        values="devices",
     )
-    fleet: Path | None = option(None, "TOML file with devices, counts and prices.")
     db: Path | None = option(None, "Kernel database.")
-
-    def devices(self, default: str | None = None) -> Path | str | None:
-        """Return the devices as `gpuprof.place` takes them. Raises `InputError` when they are named twice."""
-        if self.gpus is not None and self.fleet is not None:
-            raise InputError("--gpus and --fleet exclude each other", "leave one of them out")
-        return self.fleet or self.gpus or default
 
 
 def place(
@@ -86,7 +81,7 @@ def place(
     with show_progress() as show:
         result = place_models(
             demands.slo_file,
-            fleet=demands.devices(),
+            fleet=demands.gpus,
             db=demands.db,
             policy=make_policy(policy or DEFAULT, parse_pairs(policy_option or ())),
             options=rules,

@@ -331,7 +331,7 @@ class _StepReader:
                     message = f"{verb} needs {' and '.join(missing)} of the model {name}"
                     raise self._file.error(where, message, f"{name}: {{rate_rps: 100, slo_ms: 50, …}}")
             usual["slo_file"] = str(plan.folder / "slo.csv")
-        if plan.devices and "fleet" not in values:
+        if plan.devices:
             usual["gpus"] = ",".join(plan.devices)
         if verb in _RESULTS:
             usual["output"] = str(plan.folder / _RESULTS[verb])
