@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -189,35 +188,18 @@ def ask(server: RunningServer, rows: list[int]) -> tuple[int, dict[str, object]]
 
 
 def test_requests_that_share_a_batch_get_their_own_rows(server: RunningServer) -> None:
-    answered: dict[int, object] = {}
-
-    def one(row: int) -> None:
-        answered[row] = ask(server, [row])[1]["outputs"]
-
-    threads = [threading.Thread(target=one, args=(row,)) for row in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for row in range(4):
-        outputs = answered[row]
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda row: ask(server, [row]), range(4)))
+    for row, (_, answer) in enumerate(answers):
+        outputs = answer["outputs"]
         assert isinstance(outputs, list) and outputs[0]["data"] == [4.0 * row, 4.0 * row + 2.0]
     stats = server.get("/v2/models/lookup/stats")[1]["model_stats"][0]
     assert max(entry["batch_size"] for entry in stats["batch_stats"]) > 1
 
 
 def test_a_request_that_the_model_fails_on_is_refused_and_its_neighbours_are_answered(server: RunningServer) -> None:
-    answered: dict[int, int] = {}
-
-    def one(row: int) -> None:
-        answered[row] = ask(server, [row])[0]
-
-    threads = [threading.Thread(target=one, args=(row,)) for row in (1, 2, 77, 3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answered == {1: 200, 2: 200, 3: 200, 77: 400}
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda row: ask(server, [row])[0], (1, 2, 77, 3))) == [200, 200, 400, 200]
     assert "the model failed on these inputs" in str(ask(server, [99])[1]["error"])
 
 
@@ -234,20 +216,16 @@ def test_maps_of_scores_are_served_as_texts_of_json_each_request_with_its_own(se
         ("label", "INT64", [-1]),
         ("scores", "BYTES", [-1]),
     ]
-    answered: dict[int, dict[str, Any]] = {}
 
-    def one(row: int) -> None:
-        answered[row] = infer(server, "classes", "x", "FP32", [[float(row), 1.5]] * (1 + row % 2))
+    def classify(row: int) -> dict[str, Any]:
+        return infer(server, "classes", "x", "FP32", [[float(row), 1.5]] * (1 + row % 2))
 
-    threads = [threading.Thread(target=one, args=(row,)) for row in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for row in range(4):
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(classify, range(4)))
+    for row, answer in enumerate(answers):
         rows = 1 + row % 2
-        assert answered[row]["label"]["data"] == [7 if row > 1.5 else 9] * rows
-        assert [json.loads(text) for text in answered[row]["scores"]["data"]] == [{"7": float(row), "9": 1.5}] * rows
+        assert answer["label"]["data"] == [7 if row > 1.5 else 9] * rows
+        assert [json.loads(text) for text in answer["scores"]["data"]] == [{"7": float(row), "9": 1.5}] * rows
     stats = server.get("/v2/models/classes/stats")[1]["model_stats"][0]
     assert max(entry["batch_size"] for entry in stats["batch_stats"]) > 1
 
@@ -260,13 +238,6 @@ def test_a_sequence_of_tensors_is_served_as_texts_and_in_no_batch(server: Runnin
 def test_a_model_of_texts_takes_them_as_json(server: RunningServer) -> None:
     (output,) = infer(server, "cities", "city", "BYTES", [["rome"], ["oslo"]]).values()
     assert output["data"] == [0.0, 1.0, 0.0, 1.0, 0.0, 0.0]
-
-
-def test_a_worker_is_woken_up_as_any_process_is(tmp_path: Path) -> None:
-    """As a batch process it would wait for a tick, 4 ms, at each request while anything else runs on its core."""
-    with running(tmp_path, map_of({"m": "null:4"}, [replica("m", sm_share_pct=25.0)])) as server:
-        (worker,) = server.workers()
-        assert os.sched_getscheduler(worker.pid) == os.SCHED_OTHER
 
 
 def test_a_model_that_relates_the_items_of_a_batch_is_served_by_batches_of_one_alone(tmp_path: Path) -> None:

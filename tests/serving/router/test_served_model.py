@@ -92,15 +92,6 @@ async def test_nothing_is_foreseen_while_any_replica_has_nobody_waiting(
     assert not refuse_early(model, 35.0)
 
 
-@played(replicas=2)
-async def test_looking_ahead_takes_no_turn(model: ServedModel, workers: list[FakeWorker]) -> None:
-    fill(model, 8)
-    for _ in range(6):
-        refuse_early(model)
-        model.submit(inference(0, deadline_ms=1e6))
-    assert [replica.in_flight for replica in model.replicas] == [7, 7]
-
-
 def test_who_asks_for_less_time_than_the_slo_makes_no_batch_wait_for_others() -> None:
     def held_ms(model: ServedModel) -> float:
         (replica,) = model.replicas
