@@ -63,51 +63,12 @@ def slow_by_contention(alone: Figure, own_pct: float | None, others_pct: Sequenc
     return Figure(alone.value * factor, source, low, alone.upper() * most)
 
 
-#: Margin of the measured range on either side, as a part of its width.
-_MARGIN = 0.1
-
-
-class SeenRange:
-    """Ranges of the factors of interference over measured co-locations.
-
-    ``measured``: at least one.
-    """
-
-    def __init__(self, measured: Sequence[ColocatedWorkload]) -> None:
-        rows = [_describe(row.victim, row.beside) for row in measured]
-        self._range = {name: (min(row[name] for row in rows), max(row[name] for row in rows)) for name in rows[0]}
-
-    def list_beyond(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> tuple[str, ...]:
-        """Return the names of the factors outside the measured ranges; empty inside all of them."""
-        names = []
-        for name, value in _describe(victim, beside).items():
-            least, most = self._range[name]
-            slack = _MARGIN * (most - least)
-            if not least - slack - 1e-9 <= value <= most + slack + 1e-9:
-                names.append(name)
-        return tuple(names)
-
-
-def _describe(victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> Mapping[str, float]:
-    return {
-        "the victim's use of DRAM": victim.dram_pct,
-        "the victim's use of the L2": victim.l2_pct,
-        "the victim's launches per ms": victim.kernels / victim.solo_ms,
-        "the victim's transfers": victim.transfer_ms / victim.solo_ms,
-        "the number of neighbours": float(len(beside)),
-        "the neighbours' use of DRAM": sum(neighbour.dram_pct for neighbour in beside),
-        "the neighbours' use of the L2": sum(neighbour.l2_pct for neighbour in beside),
-        "the neighbours' transfers": sum(neighbour.transfer_ms / neighbour.solo_ms for neighbour in beside),
-        "the power of all": victim.power_w + sum(neighbour.power_w for neighbour in beside),
-    }
-
-
 #: Device and workload → its behaviour alone; None where unknown.
 Behaviour = Callable[[Device, Workload], RunningWorkload | None]
 #: Device and workload → SM utilisation in percent (WSM); None where unknown.
 SmUtilization = Callable[[Device, Workload], float | None]
 
-#: Exponent of the error beyond the measured ranges: the interval is twice as wide.
+#: Exponent of the error beside more neighbours than were measured: the interval is twice as wide.
 _BEYOND = 2.0
 _LABELLED = re.compile(r":\d+:[^:]*$")
 
@@ -168,7 +129,9 @@ class Colocations:
                 by_set = self._slowdowns.setdefault(device, {})
                 by_set.setdefault((run.label, tuple(sorted(run.others))), []).append(run.latency_ms / run.solo_ms)
         self._ranked: dict[str, tuple[RankedModel, ...]] = {}
-        self._ranges: dict[str, SeenRange | None] = {}
+        self._most_neighbours = {
+            device: max(len(row.others) for row in rows) for device, rows in self._by_device.items()
+        }
         self._coefficients: dict[str, Coefficients | None] = {}
 
     def beside(self, alone: Figure, device: Device, workload: Workload, beside: Sequence[Workload]) -> Figure:
@@ -191,12 +154,9 @@ class Colocations:
                 except KeyError:  # an uncalibrated model
                     continue
                 source = f"{alone.source}{BESIDE}{model.name}"
-                seen_range = self._seen_range(device) if model.learns else None
-                beyond = () if seen_range is None else seen_range.list_beyond(victim, running)
-                if not beyond:
+                if not model.learns or len(beside) <= self._most_neighbours[device.name]:
                     return _slow_figure(alone, factor, source, model.low, model.high)
-                more = "" if len(beyond) == 1 else f" and {len(beyond) - 1} more"
-                source = f"{source} ({BEYOND_SEEN}: {beyond[0]}{more})"
+                source = f"{source} ({BEYOND_SEEN}: the number of neighbours)"
                 return _slow_figure(alone, factor, source, model.low**_BEYOND, model.high**_BEYOND)
         return _widen_unknown(alone)
 
@@ -209,13 +169,6 @@ class Colocations:
         if device.name not in self._ranked:
             self._ranked[device.name] = rank_interference_models(self.list_measured(device), self.coefficients(device))
         return self._ranked[device.name]
-
-    def _seen_range(self, device: Device) -> SeenRange | None:
-        """Return the ranges of the co-locations on ``device``; None without co-locations."""
-        if device.name not in self._ranges:
-            measured = self.list_measured(device)
-            self._ranges[device.name] = SeenRange(measured) if measured else None
-        return self._ranges[device.name]
 
     def list_measured(self, device: Device) -> list[ColocatedWorkload]:
         """Return the co-locations of ``device`` for which the behaviour of all workloads alone is known."""

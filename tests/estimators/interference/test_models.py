@@ -12,7 +12,7 @@ from bench.interference import evaluate
 from gpuprof.domain.estimate import Estimator, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
-from gpuprof.estimators.interference.colocation import Colocations, SeenRange, is_sharing_all_sms, slow_by_contention
+from gpuprof.estimators.interference.colocation import Colocations, is_sharing_all_sms, slow_by_contention
 from gpuprof.estimators.interference.models import (
     ColocatedWorkload,
     ConstantInterference,
@@ -147,15 +147,6 @@ def test_two_models_are_judged_by_the_victim() -> None:
     both = _with_names(_pairs(_contention([1.0, 5.0, 0.2, 0.3, 0.2, 0.5])), "ab")
     rows = [row for row in both if row.victim.model != row.beside[0].model]
     assert {row.left_out for row in rank_interference_models(rows, (GPU, {}))} == {"victim"}
-
-
-def test_what_nobody_co_located_is_named() -> None:
-    rows = _pairs(_contention([1.0, 5.0, 0.2, 0.3, 0.2, 0.5]))
-    seen_range = SeenRange(rows)
-    victim, beside = rows[0].victim, rows[0].beside
-    assert seen_range.list_beyond(victim, beside) == ()
-    assert seen_range.list_beyond(replace(victim, dram_pct=90.0), beside) == ("the victim's use of DRAM",)
-    assert "the number of neighbours" in seen_range.list_beyond(victim, [*beside, *beside])
 
 
 @pytest.fixture(scope="module")
