@@ -30,7 +30,7 @@ def finding(name: str, status: Status = Status.OK) -> Finding:
         ),
         (
             ["extra serve"],
-            "estimate, place and serve; no ONNX Runtime, so nothing is measured here; no NVIDIA driver.",
+            "estimate, place and serve; no ONNX Runtime, which profile and estimates of GPUs need; no NVIDIA driver.",
         ),
     ],
 )

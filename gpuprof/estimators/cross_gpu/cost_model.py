@@ -1,19 +1,16 @@
 """Times of ops on a GPU: physical bounds times ratios learned on other GPUs.
 
-The trees of the trained regressors are kept as ONNX models (TreeEnsembleRegressor) and run by ONNX Runtime. An
-installation without it walks the same trees with NumPy, five to ten times slower.
+The trees of the trained regressors are kept as ONNX models (TreeEnsembleRegressor) and run by ONNX Runtime.
 """
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from gpuprof.errors import InputError
+from gpuprof.errors import InputError, UnavailableError, install_hint
 from gpuprof.estimators.constants import constant
 from gpuprof.estimators.cross_gpu.features import (
     FAMILIES,
@@ -27,7 +24,7 @@ from gpuprof.estimators.cross_gpu.features import (
 )
 from gpuprof.estimators.cross_gpu.rates import DeviceRates
 
-_OP, _INPUT = "TreeEnsembleRegressor", "features"
+_INPUT = "features"
 _FATAL_ONLY = 4
 
 
@@ -44,9 +41,20 @@ class Forest:
 
     def __init__(self, content: bytes, name: str) -> None:
         try:
-            self._run = _open_session(content) if importlib.util.find_spec("onnxruntime") else _read_trees(content)
-        except Exception as error:  # protobuf and ONNX Runtime raise classes of their own
+            import onnxruntime
+        except ImportError:
+            message = "estimates for GPUs without measurements need ONNX Runtime, which is not installed"
+            raise UnavailableError(message, install_hint("cpu")) from None
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1  # sums in one order on every machine
+        options.log_severity_level = _FATAL_ONLY
+        try:
+            self._session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # ONNX Runtime raises classes of its own
             raise InputError(f"{name} is no regressor that gpuprof trained: {error}", "reinstall gpuprof") from None
+        # Trees without splits on the last features declare fewer features.
+        (declared,) = self._session.get_inputs()
+        self._width = declared.shape[1] if isinstance(declared.shape[1], int) else None
 
     def predict(self, rows: Array) -> Array:
         """Return the sum of the leaves of each row.
@@ -61,7 +69,8 @@ class Forest:
         """
         if not len(rows):
             return np.zeros(0)
-        return self._run(np.ascontiguousarray(rows, dtype=np.float64))
+        inputs = np.ascontiguousarray(rows[:, : self._width], dtype=np.float64)
+        return np.asarray(self._session.run(None, {_INPUT: inputs})[0], dtype=np.float64).reshape(-1)
 
 
 class Forests(dict[str, Forest]):
@@ -75,60 +84,6 @@ class Forests(dict[str, Forest]):
         """Open a forest. Raises `InputError` as `Forest` does."""
         self[name] = Forest(self._contents[name], name)
         return self[name]
-
-
-def _open_session(content: bytes) -> Callable[[Array], Array]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1  # sums in one order on every machine
-    options.log_severity_level = _FATAL_ONLY
-    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    # Trees without splits on the last features declare fewer features.
-    (declared,) = session.get_inputs()
-    width = declared.shape[1] if isinstance(declared.shape[1], int) else None
-    return lambda rows: np.asarray(
-        session.run(None, {_INPUT: np.ascontiguousarray(rows[:, :width])})[0], dtype=np.float64
-    ).reshape(-1)
-
-
-def _read_trees(content: bytes) -> Callable[[Array], Array]:
-    """Return a walk over the trees of a model; children of a node have larger numbers, so that each walk ends."""
-    import onnx
-
-    (node,) = onnx.load_from_string(content).graph.node
-    if node.op_type != _OP:
-        raise ValueError(f"a {node.op_type}")
-    attributes: dict[str, Any] = {attr.name: onnx.helper.get_attribute_value(attr) for attr in node.attribute}
-    tree = np.array(attributes["nodes_treeids"])
-    starts = np.flatnonzero(np.diff(tree, prepend=-1))
-    offset = np.repeat(starts, np.diff(starts, append=len(tree)))
-    is_leaf = np.array([mode == b"LEAF" for mode in attributes["nodes_modes"]])
-    here = np.arange(len(tree))
-    true, false = (
-        np.where(is_leaf, here, offset + np.array(attributes[f"nodes_{end}nodeids"])) for end in ("true", "false")
-    )
-    if not ((true > here) & (false > here) | is_leaf).all() or max(true.max(), false.max()) >= len(tree):
-        raise ValueError("a node before its parent")
-    feature = np.array(attributes["nodes_featureids"])
-    threshold = onnx.numpy_helper.to_array(attributes["nodes_values_as_tensor"])
-    leaves = np.zeros(len(tree))
-    leaves[is_leaf] = onnx.numpy_helper.to_array(attributes["target_weights_as_tensor"])
-
-    def add_leaves(rows: Array) -> Array:
-        sums = np.zeros(len(rows))
-        for start in starts:
-            place = np.full(len(rows), start)
-            while not is_leaf[place].all():
-                below = rows[np.arange(len(rows)), feature[place]] <= threshold[place]
-                place = np.where(below, true[place], false[place])
-            sums += leaves[place]
-        return sums.astype(np.float32).astype(np.float64)  # as in ONNX Runtime
-
-    return add_leaves
-
-
-_CONVOLUTION = FAMILIES.index("conv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +126,7 @@ class CostModel:
 
 def _add_convolving(ops: OpTable, seconds: Array) -> Array:
     """Return ``seconds`` of products with the extra time of convolutions on tensor cores added; other ops unchanged."""
-    conv = ops.family == _CONVOLUTION
+    conv = ops.family == FAMILIES.index("conv")
     odd = conv & (ops.b > 1.0) & (np.log2(ops.n) % 1.0 > 0.0)
     slower = np.where(odd, constant("sm", "odd_groups"), 1.0)
     return np.asarray(seconds * slower + np.where(conv, constant("sm", "convolution_s"), 0.0))

@@ -1,17 +1,15 @@
-"""Trained trees are ONNX models that give LightGBM's sums, with and without ONNX Runtime."""
+"""Trained trees are ONNX models that give LightGBM's sums."""
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 
 import lightgbm
 import numpy as np
-import onnx
 import pytest
-from onnx import helper
 
 from bench.tree_export import export_trees
-from gpuprof.errors import InputError
+from gpuprof.errors import InputError, UnavailableError
 from gpuprof.estimators.cross_gpu.cost_model import Forest, Forests
 
 RNG = np.random.default_rng(3)
@@ -26,16 +24,9 @@ def _train_booster(rounds: int) -> lightgbm.Booster:
     )
 
 
-def _without_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-
-
-@pytest.mark.parametrize("installed", [True, False])
 @pytest.mark.parametrize("rounds", [1, 40])
-def test_the_sum_of_the_trees_is_lightgbms(rounds: int, installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sum_of_the_trees_is_lightgbms(rounds: int) -> None:
     booster, inputs = _train_booster(rounds), RNG.normal(size=(300, 4)) * 2
-    if not installed:
-        _without_runtime(monkeypatch)
     forest = Forest(export_trees(booster), "test")
     assert forest.predict(inputs) == pytest.approx(booster.predict(inputs), rel=1e-6, abs=1e-6)
 
@@ -47,11 +38,10 @@ def test_rows_on_a_threshold_go_left_in_double_precision() -> None:
         assert Forest(export_trees(booster), "test").predict(rows) == pytest.approx(booster.predict(rows), abs=1e-6)
 
 
-def test_both_ways_give_the_same_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    content, rows = export_trees(_train_booster(40)), RNG.normal(size=(1000, 4)) * 2
-    by_runtime = Forest(content, "test").predict(rows)
-    _without_runtime(monkeypatch)
-    assert Forest(content, "test").predict(rows).tolist() == by_runtime.tolist()
+def test_without_onnx_runtime_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(UnavailableError, match=r"need ONNX Runtime, .*\[cpu\]"):
+        Forest(export_trees(_train_booster(1)), "test")
 
 
 def test_a_forest_is_opened_when_it_is_needed() -> None:
@@ -59,14 +49,3 @@ def test_a_forest_is_opened_when_it_is_needed() -> None:
     assert forests["sound"] is forests["sound"]
     with pytest.raises(InputError, match="damaged is no regressor that gpuprof trained"):
         forests["damaged"]
-
-
-def test_trees_that_never_end_are_refused_without_onnx_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = onnx.load_from_string(export_trees(_train_booster(2)))
-    (node,) = model.graph.node
-    for attribute in node.attribute:
-        if attribute.name == "nodes_truenodeids":
-            attribute.CopyFrom(helper.make_attribute(attribute.name, [0] * len(attribute.ints)))
-    _without_runtime(monkeypatch)
-    with pytest.raises(InputError, match="a node before its parent"):
-        Forest(model.SerializeToString(), "test")
