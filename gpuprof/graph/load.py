@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -181,8 +180,6 @@ def load_nodes(
     return tuple(nodes), dict(shapes.values)
 
 
-#: Assumed sizes of free dimensions, by path, stamp and batch of `_load`.
-_assumed: dict[tuple[Path, tuple[tuple[int, int], ...], int], tuple[tuple[str, int], ...]] = {}
 _WalkResult = tuple[dict[str, Tensor], dict[str, int], Shapes, list[NodeProto]]
 
 
@@ -278,8 +275,6 @@ def _explain_error(
 def _load(
     path: Path, stamp: tuple[tuple[int, int], ...], batch: int, name: str, dims: tuple[tuple[str, int], ...]
 ) -> ModelGraph:
-    if dims and dims == _assumed.get((path, stamp, batch)):  # a plan gives the assumed sizes explicitly
-        return replace(_load(path, stamp, batch, name, ()), assumed=(), guessed=())
     file = read_onnx(path)
     graph, model = file.model.graph, path.name
     inputs, names, shapes, ops = _walk_file(path, stamp, batch, dims)
@@ -289,8 +284,6 @@ def _load(
         explanation = _explain_error(error, inputs, file.inputs, batch)
         raise InputError(explanation.message, explanation.fix or "export the model again") from error
     sizes = _record_sizes(file, inputs, dims)
-    if not dims:
-        _assumed[path, stamp, batch] = sizes["sizes"]
     return ModelGraph(
         name=name,
         batch=batch,

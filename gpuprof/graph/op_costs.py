@@ -231,11 +231,6 @@ def _inner_width(call: OpCall, position: int, features: int) -> int:
     return prod(call.input(position).shape[1:]) * packed // features
 
 
-def cross_distances(call: OpCall) -> int:
-    """Return the FLOPs of ONNX Runtime's CDist: difference, square and sum for each pair of rows and each feature."""
-    return 3 * call.y.elements * call.x.shape[-1]
-
-
 def projected_attention(call: OpCall) -> int:
     """Return the FLOPs of ONNX Runtime's Attention, which includes the projection to Q, K and V."""
     batch, length, features = call.x.shape
@@ -318,10 +313,6 @@ def _each(count: int) -> _Formula:
     return lambda call: count * call.y.elements
 
 
-def _nothing(call: OpCall) -> int:
-    return 0
-
-
 def _variadic(extra: int) -> _Formula:
     return lambda call: (sum(tensor is not None for tensor in call.inputs) - 1 + extra) * call.y.elements
 
@@ -351,10 +342,6 @@ def _softmax(call: OpCall) -> int:
 def _pool(each_tap: int, after: int) -> _Formula:
     """Return the formula of pooling windows; padding counts as data."""
     return lambda call: (each_tap * prod(call.wholes("kernel_shape")) + after - 1) * call.y.elements
-
-
-def _batch_norm(call: OpCall) -> int:
-    return 2 * call.y.elements  # scale and shift; the rest depends on weights alone
 
 
 def _layer_norm(call: OpCall) -> int:
@@ -389,10 +376,6 @@ def _grid_sample(call: OpCall) -> int:
     return call.y.elements * 2 * taps ** (len(call.x.shape) - 2) if taps else 0
 
 
-def _scatter(call: OpCall) -> int:
-    return call.input(2).elements if call.text("reduction", "none") != "none" else 0
-
-
 def _dft(call: OpCall) -> int:
     """Return the customary 5·n·log2(n) for a fast Fourier transform of n complex numbers."""
     points = call.y.elements // 2
@@ -412,7 +395,7 @@ _MOVES = (
 )
 _FORMULAS: dict[str, _Formula] = {
     **dict.fromkeys(_ONE.split(), _each(1)),
-    **dict.fromkeys(_MOVES.split(), _nothing),
+    **dict.fromkeys(_MOVES.split(), _each(0)),
     **dict.fromkeys(["Sum", "Max", "Min"], _variadic(0)),
     "Mean": _variadic(1),
     "Clip": _clip,
@@ -432,7 +415,7 @@ _FORMULAS: dict[str, _Formula] = {
     "MaxPool": _pool(1, 0),
     "AveragePool": _pool(1, 1),
     "LpPool": _pool(2, 1),
-    "BatchNormalization": _batch_norm,
+    "BatchNormalization": _each(2),  # scale and shift; the rest depends on weights alone
     "LayerNormalization": _layer_norm,
     "RMSNormalization": _rms_norm,
     **dict.fromkeys(("InstanceNormalization", "GroupNormalization"), _channel_norm),
@@ -456,7 +439,10 @@ _FORMULAS: dict[str, _Formula] = {
     "DynamicQuantizeLinear": _each(7),
     **dict.fromkeys(("Resize", "Upsample"), _resize),
     "GridSample": _grid_sample,
-    **dict.fromkeys(["Scatter", "ScatterElements", "ScatterND"], _scatter),
+    **dict.fromkeys(
+        ["Scatter", "ScatterElements", "ScatterND"],
+        lambda call: call.input(2).elements if call.text("reduction", "none") != "none" else 0,
+    ),
     "DFT": _dft,
     "SimplifiedLayerNormalization": _rms_norm,  # ONNX Runtime's own op, in ONNX's domain
 }
@@ -537,7 +523,8 @@ _RUNTIME_FORMULAS: dict[str, _Formula] = {
     **dict.fromkeys(("TransposeMatMul", "MatMulInteger16"), matmul),
     **dict.fromkeys(("MatMulBnb4", "MatMulFpQ4"), matmul_nbits),
     "ConvTransposeWithDynamicPads": transposed_convolution,
-    "CDist": cross_distances,
+    # Difference, square and sum for each pair of rows and each feature.
+    "CDist": lambda call: 3 * call.y.elements * call.x.shape[-1],
     **dict.fromkeys(("Rfft", "Irfft"), _real_transform),
     "BiasSoftmax": lambda call: _softmax(call) + call.x.elements,
     "BiasDropout": lambda call: (1 + call.has(2)) * call.y.elements,
@@ -546,14 +533,14 @@ _RUNTIME_FORMULAS: dict[str, _Formula] = {
     **dict.fromkeys(("DequantizeLinear", "GatherBlockQuantized"), _each(2)),
     "MulInteger": _each(1),
     "GridSample": _grid_sample,
-    **dict.fromkeys(("ExpandDims", "Pad", "Trilu", "Unique", "Range", "GatherND"), _nothing),
+    **dict.fromkeys(("ExpandDims", "Pad", "Trilu", "Unique", "Range", "GatherND"), _each(0)),
 }
 
 #: ONNX Runtime's ops for convolutional networks with channels in blocks.
 _BLOCKED_FORMULAS: dict[str, _Formula] = {
     **{name: _FORMULAS[name] for name in ("Conv", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")},
-    "ReorderInput": _nothing,
-    "ReorderOutput": _nothing,
+    "ReorderInput": _each(0),
+    "ReorderOutput": _each(0),
 }
 _TABLES = {
     "": _FORMULAS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -46,8 +46,8 @@ def merge_segments(database: KernelDb) -> Compaction:
 
     The new segment names the segments it replaces. Readers skip these from the moment it appears; only then are they
     removed. If the process is killed earlier, the database is unchanged; if later, the next compaction removes them.
-    Raises `InputError` when a segment is damaged, the directory is not writable or holds files not written by gpuprof,
-    or another compaction is running.
+    Directories with files not written by gpuprof stay as they are. Raises `InputError` when a segment is damaged, the
+    directory is not writable, or another compaction is running.
     """
     try:
         with _lock_compaction(database) as free:
@@ -55,10 +55,8 @@ def merge_segments(database: KernelDb) -> Compaction:
                 raise InputError(f"another compaction of {database.path} is at work", "wait for it")
             remove_replaced(database)
             before = database.segments()
-            if foreign := list(_list_foreign_files(before)):
-                raise InputError(f"gpuprof did not write {foreign[0]}", "move it out of the kernel database")
             bytes_before = sum(map(_count_bytes, before))
-            _merge_rows(database, before)
+            _merge_rows(database, list(filter(_is_own, before)))
             after = database.segments()
     except OSError as error:
         raise write_error(database.path, error) from error
@@ -77,7 +75,7 @@ def compact_if_due(database: KernelDb) -> None:
     with suppress(OSError), _lock_compaction(database) as free:
         if free:
             remove_replaced(database)
-            _merge_rows(database, [segment for segment in segments if not any(_list_foreign_files([segment]))])
+            _merge_rows(database, list(filter(_is_own, segments)))
 
 
 def remove_replaced(database: KernelDb) -> None:
@@ -88,17 +86,10 @@ def remove_replaced(database: KernelDb) -> None:
             remove_segment(path)
 
 
-def _list_foreign_files(segments: Sequence[Path]) -> Iterator[Path]:
-    """Yield the files and directories not written by gpuprof.
-
-    Compaction deletes the merged directories with all their files.
-    """
-    for segment in segments:
-        own_files = {_FOOTERS, REPLACES, *(file.name for file in table_files(segment).values())}
-        if "runs.parquet" not in own_files:
-            yield segment
-        else:
-            yield from sorted(file for file in segment.iterdir() if file.name not in own_files)
+def _is_own(segment: Path) -> bool:
+    """Return whether gpuprof wrote all files of a segment; compaction deletes the merged directories as a whole."""
+    own_files = {_FOOTERS, REPLACES, *(file.name for file in table_files(segment).values())}
+    return "runs.parquet" in own_files and all(file.name in own_files for file in segment.iterdir())
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, parser
 
 from gpuprof.errors import InputError
-from gpuprof.graph import load
 from gpuprof.graph.load import (
     describe_assumed_sizes,
     load_graph,
@@ -109,19 +108,6 @@ def test_a_file_that_changes_is_read_again(convolution: Path, tmp_path: Path) ->
     write_model(convolution, [node("Relu", ["x"], ["y"], name="only")], {"x": ["n", 9]}, {"y": ["n", 9]})
     assert [op.name for op in load_graph(convolution).ops] == ["only"]
     assert before.sha256 != load_graph(convolution).sha256
-
-
-def test_a_graph_at_the_sizes_that_were_assumed_is_not_walked_again_and_says_that_none_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": ["batch", "seq"]}, {"y": None})
-    assumed = load_graph(path, 2)
-    graph = load_graph(path, 2, dims={"seq": 7})
-    monkeypatch.setattr(load, "_walk_at", None)  # not to be called
-    given = load_graph(path, 2, dims=dict(assumed.sizes))
-    assert (given.ops, given.sizes, given.assumed) == (assumed.ops, assumed.sizes, ())
-    assert assumed.assumed == ("seq",)
-    assert graph.inputs[0].shape == (2, 7)
 
 
 @pytest.mark.parametrize(("kind", "domain"), [("If", ""), ("Repeat", "own")])

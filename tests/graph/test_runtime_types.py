@@ -31,7 +31,11 @@ def test_an_op_of_the_runtime_gives_what_the_runtime_says(tmp_path: Path) -> Non
 
 def test_a_quantised_product_has_the_shape_type_and_flops_of_its_own(tmp_path: Path) -> None:
     text = "(uint8[batch,6] x) => (uint8[] y) { y = com.microsoft.QGemm (x, s, z, w, s, z, c, s, z) }"
-    weights = {"s": np.array(0.1, np.float32), "z": np.array(3, np.uint8), "c": np.ones(4, np.int32)}
+    weights: dict[str, np.ndarray] = {
+        "s": np.array(0.1, np.float32),
+        "z": np.array(3, np.uint8),
+        "c": np.ones(4, np.int32),
+    }
     path = write(tmp_path / "m.onnx", text, {**weights, "w": np.ones((6, 4), np.uint8)})
     op = load_graph(path, 2).ops[0]
     assert (op.outputs[0].shape, op.outputs[0].dtype) == ((2, 4), "uint8")

@@ -78,9 +78,9 @@ class Export:
             globalPid=_global(pid, 0),
             demangledName=self.string(f"void {name}(float*)"),
             shortName=self.string(name),
-            **{"deviceId": 0, "registersPerThread": 32, "staticSharedMemory": 0, "dynamicSharedMemory": 0},
-            **shape,
-            **more,
+            **{"deviceId": 0, "registersPerThread": 32, "staticSharedMemory": 0, "dynamicSharedMemory": 0}
+            | shape
+            | more,
         )
 
     def call(self, start: int, correlation: int, pid: int = 7, tid: int = 7) -> None:

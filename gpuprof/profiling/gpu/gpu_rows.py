@@ -187,10 +187,9 @@ class Recording:
     tools: Mapping[str, str]  #: Tool → version.
     notes: tuple[str, ...] = ()
     timeline: Timeline | None = None  #: Timeline of the same runs, with copies; None: kernels were only counted.
-    #: ``plain``, ``plain_kernels``: The same, recorded while the runtime's own profiler was off: the source of the
-    #: model's figures. None: as ``timeline``.
+    #: The same, recorded while the runtime's own profiler was off: the source of the model's figures; its kernels have
+    #: the counters. None: as ``timeline``.
     plain: Timeline | None = None
-    plain_kernels: pd.DataFrame | None = None
     nodes: NodeTimes | None = None  #: Kernels' times by the runtime's nodes and the model's ops.
     executed: tuple[ExecutedNode, ...] = ()  #: Graph executed by the runtime, if recorded.
     lost: tuple[str, ...] = ()  #: Reasons for missing requested counters.
@@ -209,12 +208,12 @@ class Recording:
     def estimate_occupancy(self, device: Device) -> Recording:
         """Return the recording with occupancies estimated from launches, and a note if nothing was counted."""
         kernels, notes = with_occupancy(self.kernels, device)
-        plain = None if self.plain_kernels is None else with_occupancy(self.plain_kernels, device)[0]
-        return replace(self, kernels=kernels, plain_kernels=plain, notes=(*self.notes, *notes))
+        plain = self.plain and replace(self.plain, kernels=with_occupancy(self.plain.kernels, device)[0])
+        return replace(self, kernels=kernels, plain=plain, notes=(*self.notes, *notes))
 
     def requirement(self, device: Device, latency_ms: float | None = None) -> GpuRequirement | None:
         """Return the requirements of a run of the model; see `gpuprof.profiling.timeline.creq.compute_requirement`."""
-        kernels = self.kernels if self.plain_kernels is None else self.plain_kernels
+        kernels = self.kernels if self.plain is None else self.plain.kernels
         return compute_requirement(kernels, self.plain or self.timeline, device if device.sm else None, latency_ms)
 
     def tie_to_ops(self, graph: ModelGraph) -> Recording:

@@ -185,12 +185,10 @@ def join_recording(
         kernels = pd.DataFrame({"name": [], "repeat": []}) if counters is None else counters.kernels.assign(repeat=0)
         return Recording(kernels, (), tools, notes, lost=lost)
     nodes, plain = timelines.nodes, timelines.plain
-    kernels, unmatched = (
-        (nodes.kernels, ()) if counters is None else join_kernels(nodes.kernels, counters.kernels, counters.distinct)
-    )
-    plain_kernels = (
-        plain.kernels if counters is None else join_kernels(plain.kernels, counters.kernels, counters.distinct)[0]
-    )
+    kernels, unmatched = nodes.kernels, tuple[str, ...]()
+    if counters is not None:
+        kernels, unmatched = join_kernels(kernels, counters.kernels, counters.distinct)
+        plain = replace(plain, kernels=join_kernels(plain.kernels, counters.kernels, counters.distinct)[0])
     return Recording(
         kernels,
         tuple(nodes.gpus.values()),
@@ -198,7 +196,6 @@ def join_recording(
         (*nodes.notes, *notes, *unmatched),
         nodes,
         plain,
-        plain_kernels,
         executed=timelines.executed,
         lost=lost,
     )

@@ -194,7 +194,10 @@ class Campaign:
                 if isinstance(measured, UnavailableError):
                     measured = _failed_attempt(request, cell, str(measured))
                 solo = [alone.get(CellKey.of_cell(Cell(job))) for job in request.jobs]
-                measured = replace(measured, colocations=_add_solo_latencies(measured.colocations, solo))
+                rows = zip(measured.colocations, solo, strict=False)
+                measured = replace(
+                    measured, colocations=tuple(replace(row, solo_latency_mean_ms=ms) for row, ms in rows)
+                )
                 yield self._store(request, cell, measured, time.monotonic() - clock)
                 clock = time.monotonic()
         except UnavailableError as error:  # of the share: all remaining cells would fail alike
@@ -340,10 +343,6 @@ def _is_assumed(graph: ModelGraph) -> bool:
 
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
-
-
-def _add_solo_latencies(rows: Sequence[ColocationRow], solo: Sequence[float | None]) -> tuple[ColocationRow, ...]:
-    return tuple(replace(row, solo_latency_mean_ms=latency) for row, latency in zip(rows, solo, strict=False))
 
 
 def _failed_attempt(request: Request, cell: Cell, error: str) -> Collected:
