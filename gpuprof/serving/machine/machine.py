@@ -25,7 +25,6 @@ from typing import Any
 
 from gpuprof.errors import GpuprofError
 from gpuprof.machine.cgroup import remove_group
-from gpuprof.machine.cores import avoid_cores
 from gpuprof.machine.gpu_share import MigLayout, apply_layout, restore_layout
 from gpuprof.machine.mps import MpsDaemon, adopt_daemon, mps_daemon
 from gpuprof.runtime.module_command import module_command
@@ -143,13 +142,14 @@ class MachineProcess:
         self._welcome = False
         self._router_has_gone = asyncio.Event()
         self._connection = FrameConnection(self)
-        self._gpus = GpuHolder(self._send_takeover_state)
+        self._gpus = GpuHolder(lambda: self._send(FrameKind.TAKEOVER_STATE, self._gpus.describe_takeover_state()))
 
     async def run(self) -> None:
         """Keep workers until the router has gone, then end them. Raises `OSError` when the router does not answer."""
         key = self._order.key
         await connect(key, self._connection)
-        identity = {"pid": os.getpid(), "host": host_id(), "parts": MachineParts.here().to_message()}
+        host = Path("/proc/sys/kernel/random/boot_id").read_text().strip()  # also tells a boot from the next
+        identity = {"pid": os.getpid(), "host": host, "parts": MachineParts.here().to_message()}
         self._send(FrameKind.HELLO, key.make_hello(f"machine:{self._order.node}", identity))
         await self._router_has_gone.wait()
         await asyncio.gather(*(self._stop_worker(number) for number in list(self._workers)))
@@ -187,30 +187,29 @@ class MachineProcess:
 
     def _accept_worker(self, number: str, order: dict[str, Any], identity: list[int] | None) -> None:
         worker_order = WorkerOrder.from_message(order)
-        self._workers[number] = worker = self._find_worker(worker_order.turns) or self._make_worker()
+        workers = (
+            worker
+            for worker in self._workers.values()
+            if worker_order.turns and worker_order.turns in {peer.turns for peer in worker.orders.values()}
+        )
+        self._workers[number] = worker = next(workers, None) or self._make_worker()
         worker.orders[number] = worker_order
         worker.identity = worker.identity or identity
         if len(worker.orders) == worker_order.mates:
-            self._avoid_worker_cores()
             worker.process.begin(None if worker.identity is None else LivingProcess.adopt(*worker.identity))
-
-    def _find_worker(self, turns: str) -> _Worker | None:
-        """Return the worker of other models with this name."""
-        workers = (
-            worker for worker in self._workers.values() for order in worker.orders.values() if order.turns == turns
-        )
-        return next(workers, None) if turns else None
 
     def _make_worker(self) -> _Worker:
         orders: dict[str, WorkerOrder] = {}
-        events = partial(self._start, orders), partial(self._report_end, orders), partial(self._report_refusal, orders)
-        return _Worker(orders, SupervisedProcess(*events))
 
-    def _avoid_worker_cores(self) -> None:
-        """Leave the workers' cores, unless a worker without own cores would inherit this process's affinity."""
-        orders = [order for worker in self._workers.values() for order in worker.orders.values()]
-        are_confined = all(order.cores for order in orders)
-        avoid_cores({core for order in orders for core in order.cores} if are_confined else ())
+        def report_end(pid: int) -> None:
+            for number in orders:
+                self._send(FrameKind.ENDED, [number, pid])
+
+        def report_refusal(error: GpuprofError) -> None:
+            for number in orders:
+                self._send(FrameKind.REFUSED, [number, type(error).__name__, error.message, error.fix])
+
+        return _Worker(orders, SupervisedProcess(partial(self._start, orders), report_end, report_refusal))
 
     async def _start(self, orders: Mapping[str, WorkerOrder]) -> LivingProcess:
         order = next(iter(orders.values()))
@@ -224,22 +223,10 @@ class MachineProcess:
         order = None if worker is None else worker.orders.pop(number)
         if worker is not None and order is not None and not worker.orders:  # else its other models go on
             await worker.process.stop(_PATIENCE_S)
-            self._avoid_worker_cores()
             orders = (order for peer in self._workers.values() for order in peer.orders.values())
             if order.quota_cores is not None and all(peer.group != order.group for peer in orders):
                 remove_group(order.group)
         self._send(FrameKind.WORKER_REMOVED, number)
-
-    def _report_end(self, orders: Mapping[str, WorkerOrder], pid: int) -> None:
-        for number in orders:
-            self._send(FrameKind.ENDED, [number, pid])
-
-    def _report_refusal(self, orders: Mapping[str, WorkerOrder], error: GpuprofError) -> None:
-        for number in orders:
-            self._send(FrameKind.REFUSED, [number, type(error).__name__, error.message, error.fix])
-
-    def _send_takeover_state(self) -> None:
-        self._send(FrameKind.TAKEOVER_STATE, self._gpus.describe_takeover_state())
 
     def _send(self, kind: FrameKind, head: object) -> None:
         self._connection.send(kind, head)
@@ -280,11 +267,6 @@ def start_worker(
     threads = {"OMP_NUM_THREADS": str(order.threads), "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     descriptors = () if memory is None else (memory.fd,)
     return LivingProcess.start(command, key.to_json(), descriptors, {**os.environ, **threads, **environment})
-
-
-def host_id() -> str:
-    """Return an identifier of this machine and its boot."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def main() -> int:

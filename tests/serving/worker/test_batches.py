@@ -21,8 +21,9 @@ from gpuprof.serving.worker.runtime import BoundRuntime, ModelError, NullRuntime
 from gpuprof.serving.worker.worker import BatchRunner, serve_one_by_one, serve_overlapped
 from tests.reruns import serves_in_real_time
 from tests.runtime.played_gpu import PlayedMemory, play_gpu
+from tests.runtime.test_gpu_session import convolution
 from tests.serving.test_models import TYPES, identity, lookup
-from tests.small_models import floats, write_model
+from tests.small_models import write_model
 
 pytestmark = serves_in_real_time
 
@@ -86,11 +87,6 @@ def test_errors_of_the_model_are_the_requests_own(tmp_path: Path) -> None:
     lookup(path := tmp_path / "m.onnx")
     with pytest.raises(ModelError, match="out of"):
         bound(path).run([np.array([99], np.int64)], [0])
-
-
-def convolution(path: Path) -> Path:
-    nodes = [helper.make_node("Conv", ["x", "w"], ["c"]), helper.make_node("GlobalMaxPool", ["c"], ["y"])]
-    return write_model(path, nodes, {"x": ["N", 2, 5, 5]}, {"y": ["N", 3, 1, 1]}, {"w": floats(3, 2, 3, 3)})
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4])

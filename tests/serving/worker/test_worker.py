@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import socket
 from pathlib import Path
@@ -14,10 +13,8 @@ import pytest
 from onnx import helper
 
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
-from gpuprof.serving.machine.machine import start_worker
-from gpuprof.serving.machine.orders import WorkerOrder
-from gpuprof.serving.transport.rendezvous import Rendezvous, RendezvousKey
-from gpuprof.serving.transport.wire import BlockingStream, Frame, FrameConnection, FrameKind
+from gpuprof.serving.transport.rendezvous import RendezvousKey
+from gpuprof.serving.transport.wire import BlockingStream, FrameKind
 from gpuprof.serving.worker import worker
 from gpuprof.serving.worker.runtime import BoundRuntime
 from tests.reruns import serves_in_real_time
@@ -95,48 +92,3 @@ def test_on_a_gpu_every_size_that_is_run_is_run_before_it_is_served(
     monkeypatch.setattr(worker, "check_model_file", lambda *_: None)
     worker._load(order)
     assert ran == sizes
-
-
-class _Router:
-    """The router's end: sends an order to who joins, and keeps what it answers."""
-
-    def __init__(self, order: WorkerOrder) -> None:
-        self._order = order
-        self._connection: FrameConnection | None = None
-        self.answered: asyncio.Future[Frame | None] = asyncio.get_running_loop().create_future()
-
-    def on_join(self, connection: FrameConnection, hello: dict[str, Any]) -> None:
-        self._connection = connection
-        connection.send(FrameKind.RUN, self._order.to_message())
-
-    def receive(self, frame: Frame) -> None:
-        self.answered.set_result(frame)
-        assert self._connection is not None
-        self._connection.abort()
-
-    def on_close(self) -> None:
-        if not self.answered.done():
-            self.answered.set_result(None)
-
-
-def test_one_in_a_fresh_interpreter_loads_its_model_and_ends_with_its_router(tmp_path: Path) -> None:
-    """GPUs' workers and those of a machine that cannot fork are started so."""
-    path = write_model(
-        tmp_path / "relu.onnx", [helper.make_node("Relu", ["x"], ["y"])], {"x": ["N", 4]}, {"y": ["N", 4]}
-    )
-
-    async def start() -> Frame | None:
-        rendezvous = Rendezvous()
-        key = await rendezvous.open_local()
-        router = _Router(WorkerOrder("relu", "1", str(path), 2))
-        rendezvous.expect("7", router)
-        process = start_worker(["7"], WorkerOrder("relu", "1", str(path), 2), key, None)
-        try:
-            answer = await asyncio.wait_for(router.answered, 60.0)
-            await asyncio.to_thread(process.release)  # it ends by itself
-            return answer
-        finally:
-            rendezvous.close()
-
-    answer = asyncio.run(start())
-    assert answer is not None and answer.kind == FrameKind.READY
