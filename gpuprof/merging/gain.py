@@ -13,7 +13,7 @@ their values (Picard, 1976: closures; Greig et al., 1989: with pairs).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 
 import networkx as nx
 
@@ -40,9 +40,9 @@ class Rates:
         """
         return nbytes * working_bytes / (working_bytes + self.cache_bytes) if nbytes else 0.0
 
-    def copied_bytes(self, nbytes: float) -> float:
-        """Return the bytes moved by copying ``nbytes``: read, fetched before writing, and written."""
-        return self.moved_bytes(3.0 * nbytes, 2.0 * nbytes)
+    def copy_s(self, nbytes: float, launches: int) -> float:
+        """Return the time of copying ``nbytes``, read, fetched before writing and written, by so many ops."""
+        return self.moved_bytes(3.0 * nbytes, 2.0 * nbytes) / self.bytes_per_s + launches * self.launch_s
 
 
 #: A medium server CPU, the default if no device is given.
@@ -53,28 +53,6 @@ def device_rates(device: Device) -> Rates:
     """Return the rates of a device."""
     launch_s = device.launch_overhead_us * 1e-6 or TYPICAL_CPU.launch_s
     return Rates(device.dram_bytes_per_s, launch_s, float(device.l2_bytes))
-
-
-@dataclass(frozen=True, slots=True)
-class MergeGain:
-    """Savings and costs of merging steps, in a call with every model present."""
-
-    #: ``saved_bytes``, ``added_bytes``: Weights read less often; copies and additional cache misses.
-    saved_bytes: float = 0.0
-    added_bytes: float = 0.0
-    saved_launches: int = 0
-    added_launches: int = 0
-
-    def __add__(self, gain: MergeGain) -> MergeGain:
-        return MergeGain(*(a + b for a, b in zip(astuple(self), astuple(gain), strict=True)))
-
-    def __sub__(self, gain: MergeGain) -> MergeGain:
-        return MergeGain(*(a - b for a, b in zip(astuple(self), astuple(gain), strict=True)))
-
-    def seconds(self, rates: Rates) -> float:
-        """Return the time saved; negative if merging costs time."""
-        transfer_s = (self.saved_bytes - self.added_bytes) / rates.bytes_per_s
-        return transfer_s + (self.saved_launches - self.added_launches) * rates.launch_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +80,20 @@ class PlanGain:
     def __init__(self, plan: MergePlan, setting: GainContext) -> None:
         self._plan, self._setting = plan, setting
         self.steps = {i for i, step in enumerate(plan.steps) if step.is_merged}
-        self.step_gains = {i: step_gain(plan, plan.steps[i], setting) for i in sorted(self.steps)}
+        self.step_gains_s = {i: _step_gain_s(plan, plan.steps[i], setting) for i in sorted(self.steps)}
         self._crossings = _find_crossings(plan)
 
-    def gain(self, once: Collection[int]) -> MergeGain:
-        """Return the gain of running these steps once."""
-        total = sum((self.step_gains[i] for i in once), MergeGain())
+    def gain_s(self, once: Collection[int]) -> float:
+        """Return the time saved by running these steps once."""
+        total_s = sum(self.step_gains_s[i] for i in once)
         for crossing in self._crossings:
             is_produced_once = crossing.producer in once
             users = [i in once for i in crossing.consumers]
             if is_produced_once and (crossing.outside or not all(users)):
-                total += self._copy_gain(crossing, len(crossing.models))
+                total_s -= self._copy_s(crossing, len(crossing.models))
             elif not is_produced_once and any(users):
-                total += self._copy_gain(crossing, 1)
-        return total
+                total_s -= self._copy_s(crossing, 1)
+        return total_s
 
     def best(self) -> set[int]:
         """Return the set of steps with the largest gain when run once; the smallest set of equal gain."""
@@ -142,41 +120,47 @@ class PlanGain:
         return [set(steps) for steps in nx.connected_components(graph)]
 
     def _step_edges(self) -> Iterator[_Edge]:
-        for i, gain in self.step_gains.items():
-            seconds = gain.seconds(self._setting.rates)
+        for i, seconds in self.step_gains_s.items():
             yield (_ONCE, i, seconds) if seconds > 0 else (i, _APART, -seconds)
 
     def _copy_edges(self) -> Iterator[_Edge]:
         """Yield the costs of copies; an extra node per value lets a single copy serve all its consumers."""
-        rates = self._setting.rates
         for k, crossing in enumerate(self._crossings):
             producer = _APART if crossing.producer is None else crossing.producer
             concat, split = ("concat", k), ("split", k)
             if crossing.consumers:  # a consumer runs once and the producer apart: the value is concatenated
                 yield from ((user, concat, None) for user in crossing.consumers)
-                yield concat, producer, -self._copy_gain(crossing, 1).seconds(rates)
+                yield concat, producer, self._copy_s(crossing, 1)
             if crossing.producer is not None and (crossing.consumers or crossing.outside):
                 yield from ((split, user, None) for user in ([_APART] if crossing.outside else crossing.consumers))
-                yield producer, split, -self._copy_gain(crossing, len(crossing.models)).seconds(rates)
+                yield producer, split, self._copy_s(crossing, len(crossing.models))
 
-    def _copy_gain(self, crossing: _Crossing, launches: int) -> MergeGain:
+    def _copy_s(self, crossing: _Crossing, launches: int) -> float:
         sources, batches = self._plan.sources, self._setting.batches
         pairs = zip(crossing.models, crossing.names, strict=True)
         total = sum(sources[m].values[name].bytes_at(batches[m]) for m, name in pairs)
-        return MergeGain(added_bytes=self._setting.rates.copied_bytes(total), added_launches=launches)
+        return self._setting.rates.copy_s(total, launches)
 
 
-def step_gain(plan: MergePlan, step: Step, setting: GainContext) -> MergeGain:
-    """Return the gain of running a merged step once, without copies at its borders."""
-    if step.super_operator is not None:
-        return _super_gain(plan, step, step.super_operator, setting)
+def count_saved_bytes(plan: MergePlan, step: Step) -> int:
+    """Return the bytes of weights that a merged step reads less often, in a call with every model present."""
     extra_models = len(step.models) - 1
+    if step.super_operator is not None:
+        return extra_models * step.super_operator.shared_bytes
+    return extra_models * _weight_bytes(plan, step) if step.is_concatenated else 0
+
+
+def _step_gain_s(plan: MergePlan, step: Step, setting: GainContext) -> float:
+    """Return the time saved by running a merged step once, without copies at its borders."""
+    rates = setting.rates
+    gain_s = count_saved_bytes(plan, step) / rates.bytes_per_s + (len(step.models) - 1) * rates.launch_s
+    if step.super_operator is not None:
+        return gain_s - _divide_s(plan, step, step.super_operator, setting)
     if not step.is_concatenated:  # all inputs are constants or a value shared by all models
-        return MergeGain(saved_launches=extra_models)
-    saved_bytes, rates = extra_models * _weight_bytes(plan, step), setting.rates
+        return gain_s
     sizes = [_touched_bytes(plan, step, m, setting.batches[m]) for m in step.models]
     added_bytes = rates.moved_bytes(sum(sizes), sum(sizes)) - sum(rates.moved_bytes(size, size) for size in sizes)
-    return MergeGain(saved_bytes=saved_bytes, added_bytes=added_bytes, saved_launches=extra_models)
+    return gain_s - added_bytes / rates.bytes_per_s
 
 
 def _find_crossings(plan: MergePlan) -> list[_Crossing]:
@@ -239,9 +223,9 @@ def _touched_bytes(plan: MergePlan, step: Step, model: int, batch: int) -> float
     return sum(source.values[name].bytes_at(batch) for name in names)
 
 
-def _super_gain(plan: MergePlan, step: Step, shared: SuperOperator, setting: GainContext) -> MergeGain:
-    group, extra_models = plan.group(step), len(step.models) - 1
-    gain = MergeGain(saved_bytes=extra_models * shared.shared_bytes, saved_launches=extra_models)
+def _divide_s(plan: MergePlan, step: Step, shared: SuperOperator, setting: GainContext) -> float:
+    """Return the time that a Super-Operator adds: to cut its product, join the other outputs and add biases."""
+    group, total_s = plan.group(step), 0.0
     for m in step.models:
         output_bytes = plan.sources[m].values[group.operators[m].node.output[0]].bytes_at(setting.batches[m])
         copied_bytes = [output_bytes * shared.outputs / shared.totals[m]]  # the model's part of the product
@@ -249,6 +233,5 @@ def _super_gain(plan: MergePlan, step: Step, shared: SuperOperator, setting: Gai
             copied_bytes += [output_bytes, 0.0]
         if bias_of(group, m) is not None:
             copied_bytes.append(output_bytes)
-        added_bytes = sum(map(setting.rates.copied_bytes, copied_bytes))
-        gain += MergeGain(added_bytes=added_bytes, added_launches=len(copied_bytes))
-    return gain
+        total_s += sum(setting.rates.copy_s(nbytes, 1) for nbytes in copied_bytes)
+    return total_s

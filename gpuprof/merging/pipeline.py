@@ -19,7 +19,7 @@ from gpuprof.errors import InfeasibleError, InputError, refuse_unwritable
 from gpuprof.graph.element_types import dtype_name
 from gpuprof.graph.file import read_onnx
 from gpuprof.graph.merged_model import MergedModel, write_description
-from gpuprof.merging.gain import TYPICAL_CPU, GainContext, MergeGain, PlanGain, Rates
+from gpuprof.merging.gain import TYPICAL_CPU, GainContext, PlanGain, Rates, count_saved_bytes
 from gpuprof.merging.groups import NodeGroup, count_graph, group_architectures, group_nodes
 from gpuprof.merging.merger import build_merged
 from gpuprof.merging.plan import MergePlan, Step, make_plan
@@ -190,9 +190,9 @@ def _setting(sources: Sequence[SourceModel], options: MergeOptions) -> GainConte
 
 def _build_merge(plan: MergePlan, setting: GainContext, options: MergeOptions) -> MergedInMemory:
     plan_gain = PlanGain(plan, setting)
-    gain = plan_gain.gain(plan_gain.steps)
+    gain_s = plan_gain.gain_s(plan_gain.steps)
     model, described = build_merged(plan)
-    report = report_merge(plan, model, gain, options.rates, options.omega)
+    report = report_merge(plan, model, gain_s, options.omega)
     return MergedInMemory(tuple(plan.sources), model, described, report)
 
 
@@ -227,7 +227,7 @@ def _find_unprofitable(plan: MergePlan, setting: GainContext, force: bool) -> di
         component = [plan.steps[i] for i in steps]
         is_weighted = any(step.held or plan.group(step).operators for step in component)
         if any(step.is_concatenated or not step.once for step in component) and not (
-            is_weighted and any(plan_gain.step_gains[i].saved_bytes for i in steps)
+            is_weighted and any(count_saved_bytes(plan, step) for step in component)
         ):
             reason = "as one it would read no fewer weights" if is_weighted else "it has no weights to share"
             reasons |= {step.group: reason for step in component}
@@ -235,16 +235,10 @@ def _find_unprofitable(plan: MergePlan, setting: GainContext, force: bool) -> di
         return reasons
     once = plan_gain.best()
     for steps in plan_gain.components(plan_gain.steps - once):
-        reason = _explain_cost(plan_gain.gain(once | steps) - plan_gain.gain(once), setting.rates)
+        cost_us = 1e6 * (plan_gain.gain_s(once) - plan_gain.gain_s(once | steps))
+        reason = f"as one it is predicted to cost {cost_us:.3g} µs"
         reasons |= {plan.steps[i].group: reason for i in steps}
     return reasons
-
-
-def _explain_cost(gain: MergeGain, rates: Rates) -> str:
-    return (
-        f"as one it is predicted to cost {-1e6 * gain.seconds(rates):.3g} µs: saves {gain.saved_bytes:.0f} bytes "
-        f"and {gain.saved_launches} launches, adds {gain.added_bytes:.0f} bytes and {gain.added_launches} launches"
-    )
 
 
 def _check_proof(proof: Proof) -> None:
@@ -320,7 +314,6 @@ class MergeReport:
     #: ``weight_bytes_before``, ``weight_bytes_after``: Constants of all models, and of the merged model.
     weight_bytes_before: int
     weight_bytes_after: int
-    gain: MergeGain  #: Predicted gain of the merged steps.
     gain_s: float  #: Predicted time saved in a call with every model at its batch.
     proof: Proof | None = None  #: None if nothing was merged.
 
@@ -340,7 +333,7 @@ class MergeReport:
         return self.weight_bytes_before - self.weight_bytes_after
 
 
-def report_merge(plan: MergePlan, model: ModelProto, gain: MergeGain, rates: Rates, omega: float) -> MergeReport:
+def report_merge(plan: MergePlan, model: ModelProto, gain_s: float, omega: float) -> MergeReport:
     """Return the report of a plan and the model built from it."""
     rows, unweighted_merges = [], 0
     for step in plan.steps:
@@ -355,8 +348,7 @@ def report_merge(plan: MergePlan, model: ModelProto, gain: MergeGain, rates: Rat
         other_ops_merged=unweighted_merges,
         weight_bytes_before=sum(weights_of(source) for source in plan.sources),
         weight_bytes_after=sum(_bytes(t.name, t.data_type, t.dims) for t in model.graph.initializer),
-        gain=gain,
-        gain_s=gain.seconds(rates),
+        gain_s=gain_s,
     )
 
 

@@ -52,8 +52,8 @@ def test_no_other_choice_of_steps_saves_more_time(
     steps = sorted(worth.steps)
     assert len(steps) == 2 * (len(widths) - 1)
     every = chain.from_iterable(combinations(steps, count) for count in range(len(steps) + 1))
-    best = max(worth.gain(set(chosen)).seconds(setting.rates) for chosen in every)
-    seconds = worth.gain(worth.best()).seconds(setting.rates)
+    best = max(worth.gain_s(set(chosen)) for chosen in every)
+    seconds = worth.gain_s(worth.best())
     assert seconds == pytest.approx(best, abs=len(steps) * 1e-11)  # capacities are whole picoseconds
 
 
