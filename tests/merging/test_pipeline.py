@@ -14,7 +14,6 @@ from gpuprof.graph.merged_model import read_merged
 from gpuprof.merging.gain import TYPICAL_CPU
 from gpuprof.merging.groups import count_graph, group_architectures, relative_distance
 from gpuprof.merging.pipeline import MergeOptions, MergeReport, merge_sources, propose_merges, read_sources
-from gpuprof.merging.similarity import shareable_constants
 from tests.merging.models import Array, Builder, finetune_model, recurrent, residual, save, transformer
 
 FORCE = MergeOptions(force=True)
@@ -277,24 +276,6 @@ def test_a_table_is_read_by_rows_so_that_looking_up_once_saves_no_bytes(tmp_path
     table_bytes = 20_000 * 32 * 4
     assert merged.report.saved_bytes > table_bytes
     assert merged.report.gain_s < table_bytes / TYPICAL_CPU.bytes_per_s
-
-
-def test_a_table_that_is_a_small_part_of_its_model_is_no_reason_to_merge(tmp_path: Path) -> None:
-    def positions(seed: int) -> Path:
-        same, builder = Builder(7), Builder(seed)
-        same.weight(8, 4)
-        table = builder.constant(_value(same))
-        x = builder.add("Gather", table, "ids")
-        builder.add("MatMul", x, builder.weight(4, 4000))
-        builder.nodes[-1].output[0] = "y"
-        model = builder.model(
-            {"ids": (TensorProto.INT64, ["batch", 5])}, {"y": (TensorProto.FLOAT, ["batch", 5, 4000])}
-        )
-        return save(model, tmp_path, f"p{seed}")
-
-    sources = read_sources([positions(1), positions(2)])
-    assert all(not shareable_constants(source, source.nodes[0]) for source in sources)
-    assert not propose_merges([positions(1), positions(2)]).merges
 
 
 def _value(builder: Builder) -> Array:
