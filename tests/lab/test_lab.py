@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from gpuprof.cli.main import main
 from gpuprof.domain.catalogue import datasets
 from gpuprof.domain.demand import Demand, Slo
-from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Figure, Workload
 from gpuprof.domain.share import Share
@@ -71,14 +70,18 @@ def settings(folder: Path, data: Path | None = None) -> LabSettings:
     return LabSettings(folder / "lab", data, jobs=1, time_limit_s=1.0)
 
 
-def test_the_router_fills_a_batch_and_goes_to_the_next_replica() -> None:
-    parts = split_over_replicas(np.arange(7) * MS, [2, 3])
-    assert [part.tolist() for part in parts] == [[0, MS, 5 * MS, 6 * MS], [2 * MS, 3 * MS, 4 * MS]]
-
-
-def test_the_router_sends_a_batch_whose_first_request_has_waited_long_enough() -> None:
-    parts = split_over_replicas(np.array([0, 99, 100, 130]) * MS, [4, 4])
-    assert [part.tolist() for part in parts] == [[0, 99 * MS], [100 * MS, 130 * MS]]
+@pytest.mark.parametrize(
+    ("times_ms", "batches", "expected_ms"),
+    [
+        ([0, 1, 2, 3, 4, 5, 6], [2, 3], [[0, 1, 5, 6], [2, 3, 4]]),
+        ([0, 99, 100, 130], [4, 4], [[0, 99], [100, 130]]),  # the first request has waited long enough
+    ],
+)
+def test_the_router_fills_a_batch_and_goes_to_the_next_replica(
+    times_ms: list[int], batches: list[int], expected_ms: list[list[int]]
+) -> None:
+    parts = split_over_replicas(np.array(times_ms) * MS, batches)
+    assert [part.tolist() for part in parts] == [[time * MS for time in part] for part in expected_ms]
 
 
 @given(st.lists(st.integers(0, 10**9), max_size=60), st.lists(st.integers(1, 5), min_size=1, max_size=4))
@@ -108,17 +111,6 @@ def test_a_plan_on_ushers_premise_serves_less_than_it_says_and_one_without_it_ke
     honest = run_cell(LabCell(scenario, "gpulet"), tmp_path, None)
     assert trusting["goodput_rps"] < 0.9 * trusting["planned_rps"]
     assert honest["goodput_rps"] >= honest["planned_rps"]
-
-
-def test_an_unplaced_demand_is_late_and_its_requests_are_missed() -> None:
-    demand = Demand("bert", 100.0, Slo(50.0))
-    predicted = {"gpus": 0, "cost_per_hour": 0.0, "goodput_rps": 0.0}
-    empty = DeploymentMap.model_validate(
-        {"schema": "gpuprof.deployment/1", "policy": "p", "models": {}, "nodes": [], "predicted": predicted}
-    )
-    traffic = Traffic(2.0)
-    service = simulate_service(empty, [demand], "server", None, traffic)["bert"]  # type: ignore[arg-type]  # not asked
-    assert service.is_late and service.requests == 200 and service.goodput_rps == 0.0
 
 
 def test_clients_that_reach_less_than_the_target_send_fewer_requests() -> None:

@@ -1,4 +1,4 @@
-"""What `load` predicts: its own requests, replayed."""
+"""What `load` predicts: its own requests, replayed; and the cores that its clients avoid."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gpuprof.cli.main import main
 from gpuprof.domain.deployment import DeploymentMap, PlannedWith, RecordedHostWork, Replica
 from gpuprof.domain.map_file import parse_map, write_map
 from gpuprof.load.load import LoadSettings, RequestStream, send_times
-from gpuprof.pipeline.load import LoadPrediction, predict_load
-from tests.reruns import serves_in_real_time
-from tests.serving.running import map_of, running
+from gpuprof.machine.cgroup import own_cores
+from gpuprof.pipeline.load import LoadPrediction, predict_load, worker_cores
+from tests.serving.running import map_of
 from tests.serving.running import replica as replica_in_json
 from tests.simulator.maps import make_map, replica
 from tests.virtual_server import serve
@@ -98,20 +98,6 @@ def play_requests(replicas: Sequence[Replica], times_s: list[float], duration_s:
     return served.failed, float((latencies <= SLO_MS).sum()) / duration_s, float(np.quantile(latencies, 0.99))
 
 
-@pytest.mark.slow
-@serves_in_real_time
-def test_what_a_loaded_server_refuses_was_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    placed = replica_in_json("m", batch=4, batch_latency_ms=[60.0, 70.0, 80.0, 100.0], sm_share_pct=50.0)
-    document = map_of({"m": "null:4"}, [placed, placed], slo_ms=500.0)  # 80 requests/s
-    words = ["--rate", "m=160", "--duration", "5", "--warmup", "1", "--json", "--no-fail"]
-    with running(tmp_path, document, "--simulate") as server:
-        assert main(["load", server.url, "--map", str(tmp_path / "map.json"), *words]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    assert row["predicted_refused"] > 300
-    assert row["refused"] == pytest.approx(row["predicted_refused"], rel=0.15)
-    assert row["predicted_goodput_rps"] == pytest.approx(80.0, rel=0.1)
-
-
 def test_the_members_of_a_merged_model_get_its_times_and_their_part_of_its_goodput() -> None:
     placed = replica_in_json("both", batch=2, batch_latency_ms=[2.0, 3.0], rate_rps=100.0)
     document = map_of({"both": "null:4"}, [placed], slo_ms=50.0)
@@ -121,3 +107,20 @@ def test_the_members_of_a_merged_model_get_its_times_and_their_part_of_its_goodp
     assert together["m"].goodput_rps == pytest.approx(60.0, rel=0.05)
     assert together["n"].goodput_rps == pytest.approx(40.0, rel=0.05)
     assert together["m"].p99_ms == together["n"].p99_ms
+
+
+def one_cpu(*shares_pct: float) -> DeploymentMap:
+    parts = [replica(f"m{i}", [10.0]).model_copy(update={"sm_share_pct": pct}) for i, pct in enumerate(shares_pct)]
+    whole = make_map([parts])
+    (node,) = whole.nodes
+    cpu = node.gpus[0].model_copy(update={"device": "cpu-some-machine"})
+    return whole.model_copy(update={"nodes": (node.model_copy(update={"gpus": (cpu,)}),)})
+
+
+def test_the_workers_cores_are_those_that_the_server_gives_them() -> None:
+    cores = own_cores()
+    share = 100.0 / len(cores)
+    assert worker_cores(one_cpu(share)) == {cores[0]}
+    assert worker_cores(one_cpu(100.0)) == set(cores)
+    assert worker_cores(one_cpu(80.0, 80.0)) == frozenset()
+    assert worker_cores(make_map([[replica("m", [10.0])]])) == frozenset()  # a GPU

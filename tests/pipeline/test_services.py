@@ -77,11 +77,6 @@ def test_a_distribution_of_sizes_goes_from_the_demand_to_the_requests(tmp_path: 
     lengths = [len(request) for request in sent]
     assert len(set(lengths)) == 2
     assert lengths.count(min(lengths)) == 3 * lengths.count(max(lengths))
-    with gpuprof.serve(plan.deployment, gpuprof.ServeSettings(port=0, simulate=True)) as server:
-        traffic = gpuprof.LoadTraffic(duration_s=0.5, warmup_s=0.1)
-        frame = gpuprof.load(server.url, server.map, traffic=traffic).to_frame()
-    assert bool((frame["answered"] + frame["refused"] == frame["sent"]).all())  # a slow machine may refuse some
-    assert bool((frame["answered"] > 0).all())
 
 
 @pytest.mark.slow
