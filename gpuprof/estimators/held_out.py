@@ -157,14 +157,5 @@ def _summarise(name: str, setting: str, unit: str, latencies: Sequence[HeldOutLa
     ratios = [latency.predicted_ms / latency.measured_ms for latency in latencies if latency.predicted_ms is not None]
     errors = 100.0 * np.abs(np.array(ratios) - 1.0)
     inside = [latency.is_inside for latency in latencies if latency.is_inside is not None]
-    return Summary(
-        setting,
-        "latency",
-        name,
-        unit,
-        len(ratios),
-        float(errors.mean()),
-        float(np.median(errors)),
-        float(np.percentile(errors, 95)),
-        100.0 * sum(inside) / len(inside) if inside else None,
-    )
+    coverage_pct = 100.0 * sum(inside) / len(inside) if inside else None
+    return Summary.of_errors(setting, "latency", name, unit, errors, coverage_pct)

@@ -56,9 +56,10 @@ class ServiceEstimator:
 
         Raises `InputError` for a model, batch or share without an estimate.
         """
-        neighbours = sorted(
-            replace(neighbour, model=_largest_part(self.source_of(neighbour.model))) for neighbour in beside
-        )
+        # Neighbours are of the most frequent size of their distribution.
+        sizes = (name_parts(self.source_of(neighbour.model)) for neighbour in beside)
+        names = (max(parts, key=lambda part: part[1])[0] for parts in sizes)
+        neighbours = sorted(replace(neighbour, model=name) for neighbour, name in zip(beside, names, strict=True))
         parts = name_parts(self.source_of(model))
         if len(parts) == 1:
             estimate = self._models.estimate(parts[0][0], device, batch, share, neighbours, processes)
@@ -101,11 +102,6 @@ class ServiceEstimator:
     def source_of(self, name: str) -> str:
         """Return the name of a service's model, with its sizes."""
         return self._sources.get(name, name)
-
-
-def _largest_part(name: str) -> str:
-    """Return the most frequent size of a distribution, taken as the size of neighbours."""
-    return max(name_parts(name), key=lambda part: part[1])[0]
 
 
 @dataclass(frozen=True, slots=True)

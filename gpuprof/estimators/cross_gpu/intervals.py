@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from math import exp
 from statistics import median
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,15 +107,8 @@ class ErrorScales:
 
     @classmethod
     def of_text(cls, text: str) -> ErrorScales:
-        """Return the scales in a text of `to_text`. Raises `ValueError` when the text is not of this form."""
-        data: Any = json.loads(text)
-        try:
-            scales = cls(
-                **{name: _numbers(data[name]) for name in ("ops", "op_factors", "model_factors")}, host=data["host"]
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"intervals.json lacks {error}") from None
-        return scales
+        """Return the scales in a text of `to_text`."""
+        return cls(**json.loads(text))
 
     def to_text(self) -> str:
         """Return the shipped JSON."""
@@ -157,10 +149,6 @@ class ErrorScales:
         of_host = factor * scale if named_host else self.host
         high = max(parts.kernels_s * exp(factor * scale), parts.host_s * exp(of_host))
         return high / parts.total_s if parts.total_s > 0.0 else 1.0
-
-
-def _numbers(values: Mapping[str, float]) -> dict[str, float]:
-    return {str(name): float(value) for name, value in values.items()}
 
 
 #: Source of a figure that no measurement was held against.

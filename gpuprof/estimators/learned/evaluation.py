@@ -11,7 +11,7 @@ from joblib import Parallel, delayed
 
 from gpuprof.errors import InputError
 from gpuprof.estimators.conformal import common_factor, interval_factor
-from gpuprof.estimators.learned.features import NODE_NS, roofline_ns
+from gpuprof.estimators.learned.features import NODE_NS, Array, roofline_ns
 from gpuprof.estimators.learned.learned import ALLOCATION, STACK, LearnedModel, fit
 from gpuprof.estimators.learned.regressors import MREQ, STACKED, predict_requirement
 from gpuprof.estimators.learned.training_set import ModelCase, OpTimes, TrainingSet, graph_facts, leave_out_architecture
@@ -62,6 +62,14 @@ class Summary:
     p95_pct: float
     #: Part of the measured figures inside the 90% interval; None where the predictor has none.
     coverage_pct: float | None = None
+
+    @classmethod
+    def of_errors(
+        cls, setting: str, quantity: str, predictor: str, architecture: str, pct: Array, coverage_pct: float | None
+    ) -> Summary:
+        """Return the summary of absolute relative errors in percent, an array of shape (N,)."""
+        statistics = float(pct.mean()), float(np.median(pct)), float(np.percentile(pct, 95))
+        return cls(setting, quantity, predictor, architecture, len(pct), *statistics, coverage_pct)
 
 
 def leave_one_architecture_out(
@@ -165,17 +173,8 @@ def _summary(setting: str, quantity: str, predictor: str, architecture: str, mem
         quantity.startswith("Creq") and predictor == STACK
     )
     inside = coverage(members) if has_interval else None
-    return Summary(
-        setting,
-        quantity,
-        predictor,
-        architecture,
-        len(members),
-        float(errors.mean()),
-        float(np.median(errors)),
-        float(np.percentile(errors, 95)),
-        None if inside is None else 100.0 * inside,
-    )
+    coverage_pct = None if inside is None else 100.0 * inside
+    return Summary.of_errors(setting, quantity, predictor, architecture, errors, coverage_pct)
 
 
 def _of_requirements(case: ModelCase, model: LearnedModel, rest: TrainingSet) -> list[Prediction]:

@@ -46,7 +46,9 @@ class MeasuredEstimator:
                 f"{'process' if processes == 1 else 'processes'} under {share}",
                 "profile it so, or choose another --estimator",
             )
-        self._require_alone(workload, beside)
+        if beside:
+            names = ", ".join(neighbour.model for neighbour in beside)
+            raise InputError(f"{model} was measured alone and not beside {names}", "choose --estimator database")
         estimate = _estimate_of_point(workload, device, point, MEASURED)
         return replace(estimate, padding=padding_of(self._known.find_model(model), device))
 
@@ -58,13 +60,6 @@ class MeasuredEstimator:
         """Return the measured shares."""
         shares = {point.share for point in self._points_of(model, device).values()}
         return tuple(sorted(shares, key=lambda share: (device.fraction(share), share.mig or "")))
-
-    def _require_alone(self, workload: Workload, beside: Sequence[Workload]) -> None:
-        if beside:
-            names = ", ".join(neighbour.model for neighbour in beside)
-            raise InputError(
-                f"{workload.model} was measured alone and not beside {names}", "choose --estimator database"
-            )
 
     def _require_points(self, model: str, device: Device) -> dict[tuple[int, Share, int], Point]:
         """Return the measured points. Raises `InputError` where all measurements failed."""
@@ -108,7 +103,8 @@ class UsherEstimator(MeasuredEstimator):
             return _estimate_of_point(workload, device, point, ASSUMED if beside else MEASURED)
         source = ASSUMED
         whole = points.get((batch, Share(), processes)) or self._fill_up(points, batch, Share(), processes)
-        required = [] if whole is None else _requirements(whole)
+        columns = CREQ_METRICS.values()
+        required = [] if whole is None else [whole.figures[name] for name in columns if name in whole.figures]
         if share.mig is not None or not required or min(required) > share.sm_pct + _LITTLE:
             whole, source = self._fill_up(points, batch, share, processes), ASSUMED if beside else INTERPOLATED
         if whole is None:
@@ -138,10 +134,6 @@ class UsherEstimator(MeasuredEstimator):
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes measured under the share, or on the whole device."""
         return super().batches(model, device, share) or super().batches(model, device, Share())
-
-
-def _requirements(point: Point) -> list[float]:
-    return [point.figures[column] for column in CREQ_METRICS.values() if column in point.figures]
 
 
 def _estimate_of_point(workload: Workload, device: Device, point: Point, source: str) -> Estimate:
