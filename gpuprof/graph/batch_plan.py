@@ -294,7 +294,7 @@ class _BatchWalk:
         for name in dict.fromkeys(names):
             rank = len(self.one.tensors[name].shape)
             helpers, shape = self._shape_like(node, [1] * axis, source, source_axis, [1] * (rank - axis - 1), name)
-            repeated = self._new_name(name, "repeated", node)
+            repeated = self._new_name(name, "repeated")
             nodes += [*helpers, helper.make_node("Expand", [name, shape], [repeated], name=repeated)]
             for i, name_used in enumerate(changed.input):
                 if name_used == name:
@@ -306,14 +306,12 @@ class _BatchWalk:
     ) -> tuple[list[NodeProto], str]:
         """Return nodes for ``[*before, source.shape[axis], *after]``, and the name of the result."""
         stem = f"{node.output[0]}{'_' if suffix else ''}{suffix}"
-        shape, size, result = (self._new_name(stem, part, node) for part in ("shape", "batch", "target"))
+        shape, size, result = (self._new_name(stem, part) for part in ("shape", "batch", "target"))
         nodes = [
             helper.make_node("Shape", [source], [shape], name=shape),
-            helper.make_node("Gather", [shape, self._add_constant([axis], stem, node)], [size], name=size),
+            helper.make_node("Gather", [shape, self._add_constant([axis], stem)], [size], name=size),
         ]
-        parts = [
-            self._add_constant(part, f"{stem}_{i}", node) if part else "" for i, part in enumerate((before, after))
-        ]
+        parts = [self._add_constant(part, f"{stem}_{i}") if part else "" for i, part in enumerate((before, after))]
         joined = [name for name in (parts[0], size, parts[1]) if name]
         nodes.append(helper.make_node("Concat", joined, [result], name=result, axis=0))
         return nodes, result
@@ -336,15 +334,15 @@ class _BatchWalk:
     def _with_list(self, node: NodeProto, position: int, attribute: str, values: list[int]) -> NodeProto:
         changed = _copy(node)
         if len(node.input) > position and node.input[position]:
-            changed.input[position] = self._add_constant(values, node.output[0], node)
+            changed.input[position] = self._add_constant(values, node.output[0])
         else:
             for item in changed.attribute:
                 if item.name == attribute:
                     item.ints[:] = values
         return changed
 
-    def _add_constant(self, values: list[int], stem: str, node: NodeProto) -> str:
-        name = self._new_name(stem, f"constant_{len(self.initializers)}", node)
+    def _add_constant(self, values: list[int], stem: str) -> str:
+        name = self._new_name(stem, f"constant_{len(self.initializers)}")
         tensor = numpy_helper.from_array(np.array(values, np.int64), name)
         self.initializers.append(tensor)
         self.many.tensors[name] = Tensor(name, "int64", (len(values),))
@@ -352,7 +350,7 @@ class _BatchWalk:
         self.many.add_value(tensor)
         return name
 
-    def _new_name(self, stem: str, suffix: str, node: NodeProto) -> str:
+    def _new_name(self, stem: str, suffix: str) -> str:
         name = f"{stem}_{suffix}"
         # Names of values must be unique in a graph.
         while name in self.one.tensors or name in self.many.tensors:

@@ -327,10 +327,6 @@ def _clip(call: OpCall) -> int:
     return bounds * call.y.elements
 
 
-def _gelu(call: OpCall) -> int:
-    return (9 if call.text("approximate", "none") == "tanh" else 5) * call.y.elements
-
-
 def _softmax(call: OpCall) -> int:
     axis = call.whole("axis", -1)
     shape = call.x.shape
@@ -356,11 +352,6 @@ def _rms_norm(call: OpCall) -> int:
 def _channel_norm(call: OpCall) -> int:
     groups = call.whole("num_groups", call.x.shape[1])
     return 7 * call.x.elements + 3 * call.x.shape[0] * groups
-
-
-def _lrn(call: OpCall) -> int:
-    """Count squares, their sum over the window, scaling, bias, power and division."""
-    return call.x.elements * (call.whole("size", 1) + 4)
 
 
 def _resize(call: OpCall) -> int:
@@ -403,7 +394,7 @@ _FORMULAS: dict[str, _Formula] = {
     **dict.fromkeys(["Elu", "Sigmoid", "HardSigmoid"], _each(4)),
     **dict.fromkeys(["Selu", "Celu", "HardSwish", "Swish", "Mish", "QuantizeLinear"], _each(5)),
     **dict.fromkeys(["Softplus", "Softsign", "RotaryEmbedding"], _each(3)),
-    "Gelu": _gelu,
+    "Gelu": lambda call: (9 if call.text("approximate", "none") == "tanh" else 5) * call.y.elements,
     **dict.fromkeys(("Softmax", "LogSoftmax"), _softmax),
     **dict.fromkeys(["Hardmax", "ReduceMean", "ReduceLogSum", "GlobalAveragePool"], _reduction(0, 1)),
     **dict.fromkeys(
@@ -421,7 +412,8 @@ _FORMULAS: dict[str, _Formula] = {
     **dict.fromkeys(("InstanceNormalization", "GroupNormalization"), _channel_norm),
     "MeanVarianceNormalization": lambda call: 5 * call.x.elements,
     "LpNormalization": lambda call: 3 * call.x.elements,
-    "LRN": _lrn,
+    # Squares, their sum over the window, scaling, bias, power and division.
+    "LRN": lambda call: call.x.elements * (call.whole("size", 1) + 4),
     "Conv": convolution,
     # The third input is a zero point, not a bias: an absent position stands for "no bias".
     "ConvInteger": lambda call: convolution(call, bias=99),
@@ -468,21 +460,11 @@ def _embedding_norm(call: OpCall) -> int:
     return (words - 1 + quantised + 7) * call.y.elements + 3 * count_slices(call.y, -1)
 
 
-def _skip_group_norm(call: OpCall) -> int:
-    groups = call.whole("groups", 1)
-    return (7 + 1 + call.has(4)) * call.x.elements + 3 * call.x.shape[0] * groups
-
-
 def _real_transform(call: OpCall) -> int:
     """Return half of the customary 5·n·log2(n) of a complex transform: one side is real."""
     longest = max(call.x.elements, call.y.elements)
     length = max(2, *(tensor.shape[-2] for tensor in (call.x, call.y) if len(tensor.shape) > 1))
     return round(2.5 * longest * log2(length))
-
-
-def _quantised_gemm(call: OpCall) -> int:
-    depth = call.x.shape[0 if call.whole("transA", 0) else 1]
-    return call.y.elements * (2 * depth + call.has(6) + 5)
 
 
 #: ONNX Runtime's own ops in optimised and quantised models.
@@ -505,7 +487,7 @@ _RUNTIME_FORMULAS: dict[str, _Formula] = {
     "QLinearSoftmax": _quantise_formula(_softmax),
     **dict.fromkeys(("QLinearGlobalAveragePool", "QLinearReduceMean"), _quantise_formula(_reduction(0, 1))),
     "QLinearAveragePool": _quantise_formula(_pool(1, 1)),
-    "QGemm": _quantised_gemm,
+    "QGemm": lambda call: (2 * call.x.shape[0 if call.whole("transA", 0) else 1] + call.has(6) + 5) * call.y.elements,
     "DynamicQuantizeLSTM": _quantise_formula(dynamic_lstm),
     "RotaryEmbedding": _each(3),
     "Attention": projected_attention,
@@ -518,7 +500,7 @@ _RUNTIME_FORMULAS: dict[str, _Formula] = {
     **dict.fromkeys(("MoE", "QMoE"), mixture_of_experts),
     **dict.fromkeys(("NhwcConv", "NhwcFusedConv"), convolution),
     "NhwcMaxPool": _pool(1, 1),
-    "SkipGroupNorm": _skip_group_norm,
+    "SkipGroupNorm": lambda call: (8 + call.has(4)) * call.x.elements + 3 * call.x.shape[0] * call.whole("groups", 1),
     "FusedMatMulActivation": lambda call: matmul(call) + 4 * call.y.elements,
     **dict.fromkeys(("TransposeMatMul", "MatMulInteger16"), matmul),
     **dict.fromkeys(("MatMulBnb4", "MatMulFpQ4"), matmul_nbits),

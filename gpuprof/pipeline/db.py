@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from gpuprof.errors import InputError
-from gpuprof.kernel_db.compaction import Compaction, merge_segments
 from gpuprof.kernel_db.importing import IMPORTERS, ImportOutcome, import_files, split_form
 from gpuprof.kernel_db.records import run_query
-from gpuprof.kernel_db.store import KernelDb
+from gpuprof.kernel_db.store import Compaction, KernelDb, merge_segments
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.devices import database_path, open_existing
 from gpuprof.pipeline.result import Result

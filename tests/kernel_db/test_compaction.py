@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpuprof.errors import InputError
-from gpuprof.kernel_db import compaction
-from gpuprof.kernel_db.compaction import compact_if_due, merge_segments
-from gpuprof.kernel_db.store import KernelDb
+from gpuprof.kernel_db import store
+from gpuprof.kernel_db.store import KernelDb, compact_if_due, merge_segments
 from tests.kernel_db.rows import a_run, assert_sound
 
 
@@ -78,9 +77,9 @@ def test_a_killed_compaction_neither_loses_nor_doubles_rows(
         raise KilledWriter
 
     with monkeypatch.context() as patch:
-        patch.setattr(compaction, "remove_segment", dying)
+        patch.setattr(store, "remove_segment", dying)
         if moment == "before":
-            patch.setattr(compaction, "write_segment", no_writing)
+            patch.setattr(store, "write_segment", no_writing)
         with pytest.raises(KilledWriter):
             merge_segments(database)
     assert _ids(database) == ["r0", "r1", "r2", "r3"]
@@ -100,7 +99,7 @@ def test_no_acknowledged_run_is_lost_while_four_processes_append_and_compact(tmp
 
 
 def _append_and_compact(path: Path, writer: int, runs: int = 100) -> list[str]:
-    compaction._MOST_RUNS = 4
+    store._MOST_RUNS = 4
     database = KernelDb.create(path)
     acknowledged = []
     for number in range(runs):
@@ -118,13 +117,13 @@ def test_two_compactions_at_once_are_refused_and_those_when_due_wait_for_none(
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(InputError, match="another compaction"):
             merge_segments(database)
-        monkeypatch.setattr(compaction, "_MOST_RUNS", 2)
+        monkeypatch.setattr(store, "_MOST_RUNS", 2)
         compact_if_due(database)
     assert len(database.segments()) == 4
 
 
 def test_compacting_when_due_keeps_segments_few_and_rows_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "_MOST_RUNS", 3)
+    monkeypatch.setattr(store, "_MOST_RUNS", 3)
     database = KernelDb.create(tmp_path / "db")
     for number in range(20):
         database.append(a_run(f"r{number:02}"))
@@ -139,10 +138,10 @@ def test_on_a_full_disk_compacting_says_so_and_loses_nothing(tmp_path: Path, mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     database = _database(tmp_path / "db")
-    monkeypatch.setattr(compaction, "write_segment", full)
+    monkeypatch.setattr(store, "write_segment", full)
     with pytest.raises(InputError, match=r"cannot write to the kernel database .*no space left on device"):
         merge_segments(database)
-    monkeypatch.setattr(compaction, "_MOST_RUNS", 2)
+    monkeypatch.setattr(store, "_MOST_RUNS", 2)
     compact_if_due(database)  # whoever appends the next run is told
     assert _ids(database) == ["r0", "r1", "r2", "r3"]
     assert_sound(database)

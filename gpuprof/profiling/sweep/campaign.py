@@ -19,10 +19,9 @@ from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import describe_sizes
 from gpuprof.errors import InputError, UnavailableError
-from gpuprof.kernel_db.compaction import compact_if_due
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, RunRow
-from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
+from gpuprof.kernel_db.store import KernelDb, Run, compact_if_due, new_run_id
 from gpuprof.profiling.collector import Collected, Collector, record_dims, record_variants
 from gpuprof.profiling.cpu.ort import SOURCE, measure_ceilings
 from gpuprof.profiling.worker.job import DEFAULT_LIMITS, Job, Request, TimingLimits
