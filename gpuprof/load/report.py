@@ -216,7 +216,8 @@ def stage_row(
         return row
     total = 0.0
     for key, name in _STAGES.items():
-        count, nanoseconds = _delta(before, after, key)
+        first, last = before["inference_stats"][key], after["inference_stats"][key]
+        count, nanoseconds = int(last["count"]) - int(first["count"]), int(last["ns"]) - int(first["ns"])
         if not count:
             return row
         row[f"{name}_ms"] = nanoseconds / count / 1e6
@@ -226,11 +227,6 @@ def stage_row(
     row["network_ms"] = None if mean_ms is None or server_ms is None else mean_ms - server_ms
     row["batches"] = _batches(before, after)
     return row
-
-
-def _delta(before: Mapping[str, Any], after: Mapping[str, Any], key: str) -> tuple[int, int]:
-    first, last = before["inference_stats"][key], after["inference_stats"][key]
-    return int(last["count"]) - int(first["count"]), int(last["ns"]) - int(first["ns"])
 
 
 def _batches(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[int, int]:

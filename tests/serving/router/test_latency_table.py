@@ -7,8 +7,8 @@ import random
 import pytest
 
 from gpuprof.rules.routing import LARGEST_RESERVE, LEAST_RESERVE, RESERVE
-from gpuprof.serving.router.latency_table import LatencyTable
 from gpuprof.serving.router.served_model import Reserve
+from gpuprof.serving.router.served_replica import LatencyTable
 
 PREDICTED = (10.0, 12.0, 14.0, 16.0)
 
