@@ -95,7 +95,9 @@ def rebatch(path: Path, output: Path, batch: int | None = None) -> BatchRewrite:
     ):
         free = Path(name) / "free.onnx"
         for data in file.external:
-            _copy_data(file.path.parent / data, Path(name) / data)
+            # A copy, not a link: ONNX rejects a data file with several names as a possible attack.
+            (Path(name) / data).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file.path.parent / data, Path(name) / data)
         model = onnx.load(file.path, load_external_data=False)
         apply_rewrite(model, rewrite)
         onnx.save(model, free)
@@ -109,12 +111,6 @@ def rebatch(path: Path, output: Path, batch: int | None = None) -> BatchRewrite:
             _place_data(Path(name) / data, file.path.parent / data, output.parent / data)
         free.replace(output)
     return rewrite
-
-
-def _copy_data(source: Path, target: Path) -> None:
-    # A copy, not a link: ONNX rejects a data file with several names as a possible attack.
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
 
 
 def _place_data(copy: Path, source: Path, target: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuprof.errors import InputError, UnavailableError
-from gpuprof.graph.merged_model import MergedModel, read_description, read_merged
+from gpuprof.graph.merged_model import read_description
 from gpuprof.graph.served_interface import find_unbatched, mixed_types_error
 from gpuprof.rules.batching import padded_size
 from gpuprof.runtime.gpu_session import GpuSession, HostMemory, StagedBatch, is_bindable, open_on_gpu, open_plainly
@@ -92,7 +92,7 @@ class OnnxRuntime:
             raise InputError(f"cannot read {path}: no such file")
         self._session = open_session(path, threads=threads, provider=provider)
         self._errors: tuple[type[Exception], ...] = (*runtime_errors(), UnavailableError)
-        merged = _read_merged(self._session, path)
+        merged = read_description(self._session.get_modelmeta().custom_metadata_map, str(path))
         self.is_merged = merged is not None
         feeds = self._session.get_inputs()
         # Clients tell outputs apart by name: an output that the model lists twice is served once.
@@ -102,7 +102,9 @@ class OnnxRuntime:
         tensors = [value for value in results if not is_collection(value.type)]
         unbatched = find_unbatched(*({value.name: tuple(value.shape) for value in side} for side in (feeds, tensors)))
         batched = is_batched(inputs, outputs) and unbatched is None
-        batched = batched and all(map(_has_row_each, results)) and not _gives_constant_rows(path, feeds, results)
+        # Sequences have a row for each item only if they hold maps.
+        batched = batched and all(value in tensors or is_sequence_of_maps(value.type) for value in results)
+        batched = batched and not _gives_constant_rows(path, feeds, results)
         if batched and batch > 1 and not self.is_merged:
             mixed = self._find_mixed_output(inputs, outputs)
         if batch > 1 and (mixed or not batched):
@@ -114,7 +116,11 @@ class OnnxRuntime:
                 "place it with batches of 1" if mixed else "make its batch dynamic, or place it with batches of 1",
             )
         self.spec = ModelSpec(name, version, "onnxruntime_onnx", inputs, outputs, batch if batched else 0)
-        self.placeholders: Mapping[int, Array] = {} if merged is None else _find_placeholders(self.spec, merged)
+        members = () if merged is None else merged.members
+        values = {name: value for member in members for name, value in member.nothing().items()}
+        self.placeholders: Mapping[int, Array] = {
+            self.spec.input_index[name]: value for name, value in values.items() if len(value)
+        }
         self._names = [spec.name for spec in outputs]
         types = {spec.datatype for spec in (*inputs, *outputs)}
         if {"BF16", "BYTES"} <= types:
@@ -178,23 +184,6 @@ def _gives_constant_rows(path: Path, inputs: Sequence[Any], outputs: Sequence[An
     from gpuprof.runtime.batch_items import find_constant_output
 
     return find_constant_output(path) is not None
-
-
-def _read_merged(session: Any, path: Path) -> MergedModel | None:
-    """Return the models of a merged file, read from the file where the session lacks metadata (PyTorch)."""
-    if not hasattr(session, "get_modelmeta"):
-        return read_merged(path)
-    return read_description(session.get_modelmeta().custom_metadata_map, str(path))
-
-
-def _find_placeholders(spec: ModelSpec, merged: MergedModel) -> dict[int, Array]:
-    placeholders = {name: value for member in merged.members for name, value in member.nothing().items()}
-    return {spec.input_index[name]: value for name, value in placeholders.items() if len(value)}
-
-
-def _has_row_each(value: Any) -> bool:
-    """Tell whether an output has a row for each item; sequences have rows only if they hold maps."""
-    return not is_collection(value.type) or is_sequence_of_maps(value.type)
 
 
 def _from_value(value: Any, spec: TensorSpec) -> Array:

@@ -225,8 +225,8 @@ def test_when_the_rate_doubles_another_map_is_applied_and_goodput_recovers(place
     moved = decisions(errors, "another map is served")
     # On a machine that holds up the client, the requests that are late are counted before enough of them have come.
     assert decided[0]["models"]["net"]["why"] in ("more requests than planned", "p99 passes the SLO")
-    assert moved[0]["started"]
-    assert moved[0]["planned_rps"]["net"] > 12.0
+    assert any(move["started"] for move in moved)
+    assert moved[-1]["planned_rps"]["net"] > 12.0
     assert read_map(placed_folder / "map.adapted.json").models["net"].slo_ms == 800.0
 
 
