@@ -45,7 +45,7 @@ class ArrivalProcessOptions(Settings):
         """
         from gpuprof.domain.demand import read_demands
         from gpuprof.pipeline.arguments import name_demand
-        from gpuprof.simulator.load import parse_rates
+        from gpuprof.simulator.trace import parse_rates
 
         rates, alone = parse_rates(list(self.rate))
         if self.slo_file is not None:

@@ -35,7 +35,7 @@ from gpuprof.kernel_db.importing import import_files
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
-from gpuprof.simulator.load import thesis_network_ms
+from gpuprof.simulator.trace import thesis_network_ms
 
 PARVAGPU_DEVICE, IGNITER_DEVICE = "a100-80", "v100"
 #: Folder of each publication's data, and its source.

@@ -59,8 +59,7 @@ from gpuprof.rules.host_work import host_work_of_plan
 from gpuprof.serving.transport.security import read_token
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate, stop_compiling
-from gpuprof.simulator.load import name_requests, parse_rates
-from gpuprof.simulator.trace import Trace, read_trace
+from gpuprof.simulator.trace import Trace, name_requests, parse_rates, read_trace
 
 if TYPE_CHECKING:
     from gpuprof.domain.deployment import DeploymentMap, RequestedModel

@@ -25,7 +25,6 @@ from gpuprof.placement.policies import make_policy
 from gpuprof.rules.host_work import host_work_of_plan
 from gpuprof.simulator.cluster import SimulationOptions, parse_failure
 from gpuprof.simulator.engine import simulate as simulate_all
-from gpuprof.simulator.load import arrivals_of_rates, arrivals_of_trace, expected_requests, parse_rates
 from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
 from gpuprof.simulator.reschedule import (
     Autoscaling,
@@ -36,7 +35,7 @@ from gpuprof.simulator.reschedule import (
     observed_rates,
     summarize_autoscaling,
 )
-from gpuprof.simulator.trace import read_trace
+from gpuprof.simulator.trace import arrivals_of_rates, arrivals_of_trace, expected_requests, parse_rates, read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

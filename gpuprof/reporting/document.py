@@ -17,7 +17,7 @@ from gpuprof.domain.map_sources import describe_basis, describe_sources, is_obse
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
-from gpuprof.reporting.chart import Chart, show_number
+from gpuprof.reporting.chart import Chart, inline, show_number
 from gpuprof.reporting.figures import (
     cdf_figure,
     comparison_figures,
@@ -32,7 +32,6 @@ from gpuprof.reporting.figures import (
     stages_over_time_figure,
     utilization_figure,
 )
-from gpuprof.reporting.svg import inline
 
 _TAKEN = "give a database, a map, or the --json output of compare, simulate or load"
 #: Parts for single models are folded where there are more.

@@ -34,7 +34,6 @@ from gpuprof.runtime.module_command import module_command
 from gpuprof.simulator import kernel
 from gpuprof.simulator.cluster import PlacedInstance, SimulationOptions, build_cluster, places_of
 from gpuprof.simulator.kernel import FAILED, choose_replica, give_up, set_alive
-from gpuprof.simulator.load import arrival_streams
 from gpuprof.simulator.outcome import SimulationOutcome, outcome_of
 from gpuprof.simulator.state import (
     ARRIVAL,
@@ -51,6 +50,7 @@ from gpuprof.simulator.state import (
     priority_of,
     push,
 )
+from gpuprof.simulator.trace import arrival_streams
 
 #: Number of arrivals drawn ahead for all models together, and of service times for all replicas together.
 _STORED = 2**20

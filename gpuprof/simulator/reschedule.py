@@ -16,9 +16,8 @@ import numpy as np
 from gpuprof.domain.arrival_process import NS_PER_S, ArrivalProcess
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
 from gpuprof.simulator.cluster import SimulationOptions, Switch
-from gpuprof.simulator.load import arrival_streams
 from gpuprof.simulator.outcome import EpochOutcome, SimulationOutcome
-from gpuprof.simulator.trace import PIECE
+from gpuprof.simulator.trace import PIECE, arrival_streams
 
 #: Rates by model → map for these rates; None: keep the current map.
 Scheduler = Callable[[Mapping[str, float]], DeploymentMap | None]

@@ -14,7 +14,7 @@ from gpuprof.graph.merged_model import read_merged
 from gpuprof.merging.gain import TYPICAL_CPU
 from gpuprof.merging.groups import count_graph, group_architectures, relative_distance
 from gpuprof.merging.pipeline import MergeOptions, MergeReport, merge_sources, propose_merges, read_sources
-from tests.merging.models import Array, Builder, finetune_model, recurrent, residual, save, transformer
+from tests.merging.models import Builder, finetune_model, recurrent, residual, save, transformer
 
 FORCE = MergeOptions(force=True)
 
@@ -276,10 +276,6 @@ def test_a_table_is_read_by_rows_so_that_looking_up_once_saves_no_bytes(tmp_path
     table_bytes = 20_000 * 32 * 4
     assert merged.report.saved_bytes > table_bytes
     assert merged.report.gain_s < table_bytes / TYPICAL_CPU.bytes_per_s
-
-
-def _value(builder: Builder) -> Array:
-    return numpy_helper.to_array(builder.weights[0])
 
 
 def _make_normalised(bias: bool = True, eps: float = 1e-3) -> ModelProto:

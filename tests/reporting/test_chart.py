@@ -19,11 +19,13 @@ from gpuprof.reporting.chart import (
     Line,
     Points,
     group_bars,
+    inline,
     lay_bars,
+    scale_of,
     show_number,
     stack_bars,
+    tick_text,
 )
-from gpuprof.reporting.svg import inline, scale_of, tick_text
 
 
 def a_chart(name: str = "a") -> Chart:

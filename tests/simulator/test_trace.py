@@ -10,8 +10,14 @@ import pytest
 from gpuprof.domain.arrival_process import DeterministicArrivals, GammaArrivals, parse_arrivals
 from gpuprof.domain.deployment import DeployedModel, DeploymentMap, MapPrediction, RequestedModel
 from gpuprof.errors import InputError
-from gpuprof.simulator.load import arrivals_of_rates, arrivals_of_trace
-from gpuprof.simulator.trace import Trace, read_trace, record_arrivals, write_trace
+from gpuprof.simulator.trace import (
+    Trace,
+    arrivals_of_rates,
+    arrivals_of_trace,
+    read_trace,
+    record_arrivals,
+    write_trace,
+)
 
 
 def write_text(tmp_path: Path, text: str) -> Path:
