@@ -97,12 +97,6 @@ def test_names_with_sizes_are_read_back(sizes: dict[str, int]) -> None:
     assert split_name(sized_name("dir/bert.onnx", pairs)) == ("dir/bert.onnx", pairs)
 
 
-def test_a_name_without_sizes_is_itself() -> None:
-    assert sized_name("bert", ()) == "bert"
-    assert split_name("bert[v2]") == ("bert[v2]", ())
-    assert split_name("bert[seq=many]") == ("bert[seq=many]", ())
-
-
 def test_sizes_between_measured_ones_are_on_the_line_between_the_nearest() -> None:
     measured = [(("seq", size),) for size in (32, 64, 128, 256)]
     assert interpolate_sizes(measured, (("seq", 96),)) == {(("seq", 64),): 0.5, (("seq", 128),): 0.5}

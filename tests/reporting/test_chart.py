@@ -22,7 +22,6 @@ from gpuprof.reporting.chart import (
     inline,
     lay_bars,
     scale_of,
-    show_number,
     stack_bars,
     tick_text,
 )
@@ -144,27 +143,6 @@ def test_each_series_has_one_key_which_its_bounds_share() -> None:
     ]
     shapes = [group for group in root.iter("g") if group.get("data-series") == "1"]
     assert sum(len(list(group.iter("polyline"))) for group in shapes) == 2
-
-
-def test_a_long_title_and_a_long_name_are_not_cut() -> None:
-    title = "a_model_with_a_very_long_name_indeed_that_goes_on: mean latency by stage over time and more"
-    name = "x" * 30 + "y" * 30
-    box = Box("", 0.0, 1.0, -0.4, 0.4, "", 0)
-    root = ElementTree.fromstring(inline(Chart(title, Axis("x"), Axis("", names=(name,)), boxes=(box,))))
-    texts = list(root.iter("text"))
-    assert " ".join(text.text or "" for text in texts if text.get("class") == "title") == title
-    (shown,) = (text for text in texts if (text.text or "").startswith("xxx"))
-    assert (shown.text or "").endswith("yyy") and shown.findtext("title") == name
-
-
-def test_large_numbers_have_no_exponent() -> None:
-    assert [show_number(value) for value in (34_540.0, 9_999.4, 9_999.6, 0.07289, 3.0)] == [
-        "34,540",
-        "9,999",
-        "10,000",
-        "0.07289",
-        "3",
-    ]
 
 
 @pytest.mark.parametrize(("low", "high"), [(40.0, 160.0), (4.0, 40.0), (45.0, 55.0), (1.0, 100.0), (0.9, 1.1)])

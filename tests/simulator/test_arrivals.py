@@ -69,12 +69,6 @@ def test_gamma_gaps_vary_as_asked(scv: float) -> None:
     assert gaps.var() / gaps.mean() ** 2 == pytest.approx(scv, rel=0.05)
 
 
-def test_batches_come_together() -> None:
-    times = take(BatchPoissonArrivals(100.0, 5), 5_000)
-    assert (times.reshape(-1, 5) == times[::5, None]).all()
-    assert (np.diff(times[::5]) > 0).all()
-
-
 @pytest.mark.parametrize("process", [*PROCESSES, RecordedArrivals(np.arange(1, 1001) * 10_000_000, 10.0)], ids=repr)
 def test_a_process_at_another_rate_keeps_its_shape(process: ArrivalProcess) -> None:
     faster = scale_to_rate(process, 2.0 * process.rate_rps)
@@ -147,9 +141,3 @@ def test_nonsense_is_refused_in_words(text: str, message: str) -> None:
     with pytest.raises(InputError) as error:
         parse_arrivals(text, 9.0)
     assert str(error.value) == message
-
-
-@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_rate_must_be_a_rate(rate: float) -> None:
-    with pytest.raises(InputError, match="a rate must be above 0"):
-        parse_arrivals("poisson", rate)

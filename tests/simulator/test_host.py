@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,13 +61,6 @@ def test_alone_on_its_only_core_a_batch_bears_every_request() -> None:
     # 1 ms each at 3 and 4, while the batch runs, and at its end for the answer, while the next one runs; and so on.
     simulated = run([half("a", share_pct=100.0)], {"a": [0.0, 3.0, 4.0]}, HostWork(host_ms=2.0, host_cores=1))
     assert longest(simulated) == [pytest.approx(34.0 - 4.0, abs=1e-6)]  # ends at 13, 24 and so 12 + 11 + 11
-
-
-def test_a_core_that_the_map_leaves_free_takes_it_all() -> None:
-    four = replace(TWO_CORES, host_cores=4)
-    parts = [half("a", share_pct=50.0), half("b", share_pct=25.0)]
-    arrivals = {"a": [0.0, 3.0, 4.0], "b": [2.0]}
-    assert longest(run(parts, arrivals, four)) == [26.0, 10.0]
 
 
 def test_on_several_machines_and_for_replicas_that_come_and_go_nothing_is_said() -> None:
