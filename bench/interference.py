@@ -15,8 +15,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.published_pairs import read_pairs
 from gpuprof.estimators.conformal import quantile
@@ -29,8 +31,8 @@ from gpuprof.estimators.interference.models import (
     IgniterInterference,
     InterferenceModel,
     LeftOutRow,
-    LinearInterference,
     NoInterference,
+    RunningWorkload,
     TrafficInterference,
     leave_out,
 )
@@ -106,6 +108,33 @@ def evaluate(
     return InterferenceError(
         name, left_out, len(errors), float(percent.mean()), float(np.percentile(percent, 95)), float(percent.max())
     )
+
+
+class LinearInterference:
+    """gpulet's model (ATC'22): a linear function of both sides' L2 and DRAM utilisation, by least squares."""
+
+    def fit(self, measured: Sequence[ColocatedWorkload]) -> Self:
+        """Fit the five coefficients."""
+        features = np.array([self._features(row.victim, row.beside) for row in measured])
+        slowdowns = np.array([row.slowdown for row in measured])
+        self.weights_ = np.linalg.lstsq(features, slowdowns, rcond=None)[0]
+        return self
+
+    def slowdown(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> float:
+        """Return the linear function."""
+        return max(1.0, float(self._features(victim, beside) @ self.weights_)) if beside else 1.0
+
+    @staticmethod
+    def _features(victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> NDArray[np.float64]:
+        return np.array(
+            [
+                1.0,
+                victim.l2_pct,
+                sum(neighbour.l2_pct for neighbour in beside),
+                victim.dram_pct,
+                sum(neighbour.dram_pct for neighbour in beside),
+            ]
+        )
 
 
 def print_bounds(hardware: HardwareCoefficients, workloads: dict[str, WorkloadCoefficients]) -> None:

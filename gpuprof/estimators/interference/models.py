@@ -91,33 +91,6 @@ class ConstantInterference:
         return max(1.0, self.factor_) if beside else 1.0
 
 
-class LinearInterference:
-    """gpulet's model (ATC'22): a linear function of both sides' L2 and DRAM utilisation, by least squares."""
-
-    def fit(self, measured: Sequence[ColocatedWorkload]) -> Self:
-        """Fit the five coefficients."""
-        features = np.array([self._features(row.victim, row.beside) for row in measured])
-        slowdowns = np.array([row.slowdown for row in measured])
-        self.weights_ = np.linalg.lstsq(features, slowdowns, rcond=None)[0]
-        return self
-
-    def slowdown(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> float:
-        """Return the linear function."""
-        return max(1.0, float(self._features(victim, beside) @ self.weights_)) if beside else 1.0
-
-    @staticmethod
-    def _features(victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> Array:
-        return np.array(
-            [
-                1.0,
-                victim.l2_pct,
-                sum(neighbour.l2_pct for neighbour in beside),
-                victim.dram_pct,
-                sum(neighbour.dram_pct for neighbour in beside),
-            ]
-        )
-
-
 class _AdditiveInterference(ABC):
     """A slow-down above 1 that is a sum with coefficients of at least 0, the same for all models."""
 
@@ -236,7 +209,7 @@ class RankedModel:
     @property
     def learns(self) -> bool:
         """Whether the model is learned from co-locations, and so limited to them, unlike iGniter's model."""
-        return self.name in ("linear", "traffic", "contention", "constant")
+        return self.name in ("traffic", "contention", "constant")
 
 
 def rank_interference_models(
@@ -268,7 +241,6 @@ def _candidates(coefficients: Coefficients | None) -> dict[str, Callable[[], Int
     makes: dict[str, Callable[[], InterferenceModel]] = {
         "none": NoInterference,
         "constant": ConstantInterference,
-        "linear": LinearInterference,
         "traffic": TrafficInterference,
     }
     if coefficients is not None:

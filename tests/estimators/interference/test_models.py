@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.interference import evaluate
+from bench.interference import LinearInterference, evaluate
 from gpuprof.domain.estimate import Estimator, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
@@ -19,7 +19,6 @@ from gpuprof.estimators.interference.models import (
     ContentionModel,
     IgniterInterference,
     InterferenceModel,
-    LinearInterference,
     NoInterference,
     RunningWorkload,
     leave_out,
