@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import importlib
 import io
 import os
@@ -27,8 +26,6 @@ INTERRUPTED_EXIT_CODE = 130
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: Verbs that read a file of demands.
 _OF_DEMANDS = ("place", "compare")
-#: Verbs that end soon and make millions of objects, nearly all without cycles.
-_PLANNING = ("place", "compare", "explain", "check", "estimate")
 
 #: Seconds within which a repeated signal is ignored: programs that signal a process group signal its leader, too
 #: (timeout does).
@@ -158,11 +155,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
             where = f" {error.filename}" if error.filename else ""
             return _fail(f"cannot write{where}: {error.strerror}", GpuprofError.exit_code)
-        if isinstance(error, ValueError) and str(error).startswith("embedded null"):
-            return _fail(
-                "a path holds a null byte, which no file's name can (correct the file that names it)",
-                InputError.exit_code,
-            )
         if isinstance(error, ModuleNotFoundError) and (extra := _extra_with(error.name or "")):
             return _fail(f"{error.name} is not installed ({install_hint(extra)})", UnavailableError.exit_code)
         return _fail(f"bug: {type(error).__name__}: {error} (run again with --debug and report it)", BUG_EXIT_CODE)
@@ -205,8 +197,6 @@ def console_script() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    if sys.argv[1:2] and sys.argv[1] in _PLANNING:
-        gc.disable()
     sys.exit(main())
 
 

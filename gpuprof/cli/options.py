@@ -131,7 +131,9 @@ def _with_options(verb: Callable[..., None]) -> Callable[..., None]:
     parameters: dict[str, inspect.Parameter] = {}
     for name, parameter in inspect.signature(verb).parameters.items():
         if name in groups:
-            parameters |= {option.name: option for option in _make_options(groups[name])}
+            shown = {name: field for name, field in groups[name].model_fields.items() if not command_line(field).hidden}
+            options = (_make_option(groups[name], key, field) for key, field in shown.items())
+            parameters |= {option.name: option for option in options}
         elif hints[name] is Format:
             for flag, option in _FORMATS.items():
                 kind = inspect.Parameter.KEYWORD_ONLY
@@ -194,14 +196,8 @@ def _join(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
-def _make_options(group: type[Settings]) -> Iterator[inspect.Parameter]:
-    for name, field in group.model_fields.items():
-        if not command_line(field).hidden:
-            yield _make_option(group, name, field)
-
-
 def _flag(name: str, option: CommandLine) -> str:
-    return next((flag for flag in option.flags if flag.startswith("--")), f"--{name.replace('_', '-')}").split("/")[0]
+    return next((flag for flag in option.flags if flag.startswith("--")), f"--{name.replace('_', '-')}")
 
 
 def _make_option(group: type[Settings], name: str, field: FieldInfo) -> inspect.Parameter:
@@ -222,19 +218,13 @@ def _make_option(group: type[Settings], name: str, field: FieldInfo) -> inspect.
             default = ",".join(map(str, default)) or None
     if option.output:
         details["callback"] = check_output_file
-    if kind is bool:
-        flags = option.flags or ((flag,) if default is False else (f"{flag}/--no-{flag[2:]}",))
-    else:
-        flags = option.flags or (flag,)
     if option.values is not None:
         details["autocompletion"] = _COMPLETERS[option.values]
     if option.unset:
         default = None
-    if field.is_required():
-        default = inspect.Parameter.empty
-    elif default is None:
+    if default is None:
         kind = kind | None
-    typer_option = typer.Option(*flags, rich_help_panel=option.panel or group.title, **details)
+    typer_option = typer.Option(*(option.flags or (flag,)), rich_help_panel=option.panel or group.title, **details)
     parameter = flag[2:].replace("-", "_")
     return inspect.Parameter(
         parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, typer_option]

@@ -27,7 +27,6 @@ class Colours(Settings):
     front: str = option("red", "Colour in front.")
     behind: Count | None = option(None, "Colour behind.")
     glossy: bool = option(False, "Shine.")
-    sealed: bool = option(True, "Seal the wall.")
     dims: Dims = option({}, "Sizes.", "--dim", repeated=True)
     drying_s: float = option(60.0, "Time to dry.", "--drying", unit="s", panel="Times")
     seen_s: float | None = option(None, "Time of the last look.", hidden=True)
@@ -52,10 +51,8 @@ def run(*words: str) -> tuple[int, str, BaseException | None]:
 
 def test_fields_of_settings_are_options_with_their_defaults_beside_other_parameters() -> None:
     assert run()[:2] == (0, "wall 1 {}\n")
-    words = ["door", "--front", "blue", "--behind", "3", "--glossy", "--no-sealed", "--coats", "2", "--brush", "b"]
-    assert run(*words)[1] == (
-        "door 2 {'front': 'blue', 'behind': 3, 'glossy': True, 'sealed': False, 'brush': PosixPath('b')}\n"
-    )
+    words = ["door", "--front", "blue", "--behind", "3", "--glossy", "--coats", "2", "--brush", "b"]
+    assert run(*words)[1] == ("door 2 {'front': 'blue', 'behind': 3, 'glossy': True, 'brush': PosixPath('b')}\n")
 
 
 def test_texts_become_what_the_field_holds() -> None:
@@ -100,7 +97,7 @@ def test_the_help_has_a_section_for_each_group_beside_the_other_options() -> Non
     assert sections(run("--help")[1]) == {
         "Arguments": [],
         "Options": ["--coats", "--help"],
-        "Colours": ["--front", "--behind", "--glossy", "--sealed", "--dim", "--brush"],
+        "Colours": ["--front", "--behind", "--glossy", "--dim", "--brush"],
         "Times": ["--drying"],
     }
 
