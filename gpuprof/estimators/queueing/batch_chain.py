@@ -224,11 +224,14 @@ def solve_chain(rate: float, service: Service) -> StationaryLaw:
     batch = len(service.means)
     step = float(service.means[-1]) / _CELLS_PER_SERVICE
     cells = LATTICE_SERVICES * _CELLS_PER_SERVICE
-    on_lattice = _on_lattice(service)
+    # The law of a full batch's service time on multiples of the cell, its mean kept.
+    on_lattice = lattice_law(1.0, service.cv**2, 1.0 / _CELLS_PER_SERVICE)
     midpoints = (np.arange(cells + len(on_lattice)) + 0.5) * step
     ratio = math.exp(-decay_rate(rate, 1.0, batch, float(service.means[-1]), service.cv) * step)
 
-    arrival = _arrival_law(rate, batch, step, 4 * cells + len(on_lattice))
+    # The law of the arrival of a batch's last request, t, in cells around multiples of ``step``.
+    ends = (np.arange(4 * cells + len(on_lattice)) + 0.5) * step
+    arrival = np.diff(1.0 - poisson_cdf(batch - 1, rate * ends), prepend=0.0)
     backlog_kernel = _backlog_kernel(arrival, on_lattice, cells, ratio)
     entering = _entry_probabilities(rate, step, cells, service)
     backlog = np.linalg.solve(np.eye(cells) - backlog_kernel, entering)
@@ -265,17 +268,6 @@ def fresh_probabilities(rate: float, batch: int, y: Array) -> Array:
     """
     by_process = poisson_pmf(np.arange(1, batch)[:, None], rate * y)
     return np.asarray(np.vstack([by_process, np.exp(-rate * y)]))
-
-
-def _on_lattice(service: Service) -> Array:
-    """Return the law of a full batch's service time on multiples of the cell, its mean kept."""
-    return lattice_law(1.0, service.cv**2, 1.0 / _CELLS_PER_SERVICE)
-
-
-def _arrival_law(rate: float, batch: int, step: float, cells: int) -> Array:
-    """Return the law of the arrival of a batch's last request, t, in cells around multiples of ``step``."""
-    within = 1.0 - poisson_cdf(batch - 1, rate * (np.arange(cells) + 0.5) * step)
-    return np.asarray(np.diff(within, prepend=0.0))
 
 
 def _backlog_kernel(arrival: Array, on_lattice: Array, cells: int, ratio: float) -> Array:

@@ -121,7 +121,9 @@ def _simulate(arrivals: Arrivals, kinds: Kinds, coarse: bool) -> tuple[ServedPar
     group = min(group, len(arrivals_ms))
     groups = len(arrivals_ms) // group
     draws = Draws(*_draw_scores(), group)
-    law, cv = None, _mean_cv(kinds)
+    law = None
+    # The variation of a service time, weighted by the capacity.
+    cv = math.fsum(server.latency_cv * server.capacity_rps * count for server, count in kinds) / capacity
     if arrivals.process is None:
         law = _scaled_backlog(float(f"{arrivals.rate_rps * group / capacity:.6g}"), arrivals.scv, group, round(cv, 4))
     strata, mass = np.zeros(groups, np.int64), np.ones(1)
@@ -198,12 +200,6 @@ def _pick_pieces(times: Array, requests: int) -> Array:
     starts = np.linspace(0, len(times) - length, requests // length).astype(np.int64)
     gaps = np.diff(times, prepend=0.0)
     return np.cumsum(np.concatenate([gaps[start : start + length] for start in starts]))
-
-
-def _mean_cv(kinds: Kinds) -> float:
-    """Return the variation of a service time of the kinds, weighted by their capacity."""
-    weights = [server.capacity_rps * count for server, count in kinds]
-    return float(np.average([server.latency_cv for server, _ in kinds], weights=weights))
 
 
 def _tabulate(kinds: Kinds) -> Any:

@@ -181,7 +181,9 @@ def _full_on_release(rate: float, service: Service, law: StationaryLaw, waits: A
     step = 2.0 * law.lattice_y[0]
     mass = _with_fresh(service, law, step)
     centres = (np.arange(len(mass)) + 0.5) * step
-    batch_means = _mean_taken(rate * centres, batch)
+    # E[min(N, B)] of a Poisson N.
+    batch_means = rate * centres * poisson_cdf(batch - 2, rate * centres)
+    batch_means += batch * (1.0 - poisson_cdf(batch - 1, rate * centres))
     # Requests that arrived more than w before the release are those among the first B of (0, y - w). From its middle on
     # the convolution is the sum over y of mass(y) taken(y - k step), for k from 0 on.
     older = convolve(mass, batch_means[::-1])[len(mass) - 1 :]
@@ -191,11 +193,6 @@ def _full_on_release(rate: float, service: Service, law: StationaryLaw, waits: A
     edges = np.arange(len(mass) + 1) * step
     not_full = moment + edges * (weight[-1] - weight)
     return np.interp(waits, edges, np.maximum.accumulate(np.maximum(within - not_full, 0.0)))
-
-
-def _mean_taken(expected: Array, batch: int) -> Array:
-    """Return E[min(N, B)] of a Poisson N."""
-    return expected * poisson_cdf(batch - 2, expected) + batch * (1.0 - poisson_cdf(batch - 1, expected))
 
 
 def _with_fresh(service: Service, law: StationaryLaw, step: float) -> Array:
