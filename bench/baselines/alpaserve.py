@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.estimate import Workload
 from gpuprof.errors import InputError
-from gpuprof.placement.bin import Bin, FleetBins
-from gpuprof.placement.cover import MOST_REPLICAS, Cost, make_cost
+from gpuprof.placement.bin import MOST_REPLICAS, Bin, Cost, FleetBins, make_cost
 from gpuprof.placement.placement import PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments

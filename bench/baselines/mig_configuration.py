@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuprof.domain.mig import Layout
-from gpuprof.placement.cover import MOST_REPLICAS
+from gpuprof.placement.bin import MOST_REPLICAS
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bench.baselines.mig_configuration import COMPLETE, MigConfiguration, Services, rank_configurations
 from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.mig import Layout, basic_profiles, distinct_layouts
-from gpuprof.placement.cover import share_out_rate
+from gpuprof.placement.bin import share_out_rate
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments

@@ -10,8 +10,7 @@ from gpuprof.domain.estimate import Workload
 from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.placement.bin import FleetBins
-from gpuprof.placement.cover import MOST_REPLICAS, share_out_rate
+from gpuprof.placement.bin import MOST_REPLICAS, FleetBins, share_out_rate
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from gpuprof.domain.demand import Demand
 from gpuprof.errors import InputError
-from gpuprof.placement.bin import Bin
-from gpuprof.placement.cover import MOST_REPLICAS, share_out_rate
+from gpuprof.placement.bin import MOST_REPLICAS, Bin, share_out_rate
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments

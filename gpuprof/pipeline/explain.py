@@ -22,7 +22,6 @@ from gpuprof.placement.explanation import (
     NeighbourEffect,
     ReplicaLocation,
     WhatIf,
-    describe_joint_effects,
     find_alternatives,
     list_neighbour_effects,
     locate_replicas,
@@ -143,7 +142,6 @@ def explain(
         raise unknown_name("model of the map", model, sorted(resolved.models))
     problem = restore_problem(locate_files(resolved, map_folder(deployment)), chosen.db, notes.add, chosen.estimator)
     neighbours = list_neighbour_effects(problem, resolved, model)
-    notes.add(*describe_joint_effects(neighbours))
     alternatives = tuple(find_alternatives(problem, resolved, model))
     if not alternatives:
         demand = problem.demand(model)

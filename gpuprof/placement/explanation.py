@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeploymentMap, Partition, Replica, share_of
@@ -31,8 +30,6 @@ _Kind = tuple[str, float, str | None]  # device, percent, MIG profile
 TOGETHER = "measured together"
 TURNS = "waits for its turn"
 UNKNOWN = "no measurement"
-#: Parts of the time alone and of the total effect of all neighbours: smaller effects are ignored.
-_LITTLE, _NEXT_TO_NOTHING = 1e-3, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,23 +237,6 @@ def list_neighbour_effects(problem: Problem, deployment: DeploymentMap, model: s
         where = f"{node.name} {gpu.device} {gpu.index}{mig}"
         effects += _list_effects(problem, problem.device(gpu.device), partition, replica, where)
     return tuple(effects)
-
-
-def describe_joint_effects(effects: Sequence[NeighbourEffect]) -> Iterator[str]:
-    """Yield a note for each replica whose neighbours slow its batches together, but hardly one by one.
-
-    This happens where the model of the effect depends on the presence of neighbours, not on their number.
-    """
-    for (where, share, batch), group in groupby(effects, key=lambda effect: (effect.where, effect.share, effect.batch)):
-        members = list(group)
-        together_ms = members[0].beside_ms - members[0].alone_ms
-        added_ms = sum(effect.added_ms for effect in members)
-        if together_ms > _LITTLE * members[0].alone_ms and added_ms < _NEXT_TO_NOTHING * together_ms:
-            yield (
-                f"{where}, share {share}, batch {batch}: its neighbours together add {together_ms:.3g} ms, and each "
-                f"next to nothing beside the others, since it counts whether there are any, not how many (known from "
-                f"{members[0].basis})"
-            )
 
 
 def _list_effects(

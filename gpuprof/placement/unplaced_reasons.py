@@ -16,7 +16,7 @@ from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, queue_of
 from gpuprof.errors import InputError
-from gpuprof.placement.cover import MOST_REPLICAS
+from gpuprof.placement.bin import MOST_REPLICAS
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Problem

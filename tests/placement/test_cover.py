@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.share import Share
+from gpuprof.placement.bin import cheapest_cover, make_cost, share_out_rate
 from gpuprof.placement.contract import demand, plain_device, problem
-from gpuprof.placement.cover import cheapest_cover, make_cost, share_out_rate
 from gpuprof.placement.segment import Segment
 
 

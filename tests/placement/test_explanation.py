@@ -16,7 +16,6 @@ from gpuprof.placement.explanation import (
     TOGETHER,
     UNKNOWN,
     NeighbourEffect,
-    describe_joint_effects,
     find_alternatives,
     list_neighbour_effects,
     locate_replicas,
@@ -145,14 +144,6 @@ class _ConstantEstimator(BesideEstimator):
     ) -> Estimate:
         estimate = LinearEstimator.estimate(self, model, device, batch, share, (), processes)
         return replace(estimate, latency_ms=Figure(1.1 * estimate.latency_ms.value, "constant")) if beside else estimate
-
-
-def test_neighbours_that_slow_a_batch_down_whichever_they_are_are_not_told_to_add_nothing() -> None:
-    same, each = _effects(_ConstantEstimator()), _effects(BesideEstimator(by_model=(("big", 0.2), ("small", 0.05))))
-    assert [effect.added_ms for effect in same] == [0.0, 0.0]
-    (sentence,) = describe_joint_effects(same)
-    assert "together add 1 ms" in sentence and sentence.endswith("(known from constant)")
-    assert list(describe_joint_effects(each)) == []
 
 
 def test_what_is_known_from_measurements_and_what_is_not_known_are_told_apart() -> None:

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpuprof.domain.demand import Demand
-from gpuprof.placement.cover import MOST_REPLICAS
+from gpuprof.placement.bin import MOST_REPLICAS
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.optimal.bounds import find_step, list_prices
 from gpuprof.placement.optimal.candidates import Choices
-from gpuprof.placement.optimal.partition_planner import PartitionPlanner
+from gpuprof.placement.optimal.judge import find_step, list_prices
+from gpuprof.placement.optimal.local_search import PartitionPlanner
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import EXACT, Program, Solution

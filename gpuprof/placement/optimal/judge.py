@@ -1,19 +1,37 @@
-"""Judges maps: the rates that their replicas serve, and the better of two maps."""
+"""Judges maps: the rates that their replicas serve, the better of two maps, and bounds of all maps.
+
+With a latency budget, the program over the highest capacities of all shares bounds the cost of every map without shared
+workers (`bound_by_program`). Otherwise each request takes at least a part of a device's time (`bound_by_time`). The
+work of a request on the whole board (`gpuprof.domain.estimate.bound_by_work`) bounds every map.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import MEASURED, Workload, board_work, bound_by_work
+from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.domain.share import Share
+from gpuprof.domain.sojourn import ModelQueues, ShapedQueue
 from gpuprof.errors import InputError
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.optimal.bounds import sum_prices
+from gpuprof.placement.optimal.restricted_master import RestrictedMaster, solve_relaxation
 from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition, PlacedReplica, Placement, map_replicas
+from gpuprof.placement.planned_workloads import planned_ms
 from gpuprof.placement.pool import Gpus, Pools
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.segment import Segments
+from gpuprof.placement.program import EXACT
+from gpuprof.placement.segment import Segment, Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
+
+#: Relative gap to the bound up to which a placement is treated as optimal.
+_NEARLY = 1e-3
 
 
 @dataclass(slots=True)
@@ -127,3 +145,230 @@ def _unserved_by_priority(problem: Problem, placement: Placement) -> tuple[float
         missing[demand.priority] += demand.rate_rps if is_below_minimum else unplaced.rate_rps
     total = sum(demand.rate_rps for demand in problem.demands)
     return tuple(round(missing[level] / total, 6) for level in levels)
+
+
+def is_proven_optimal(problem: Problem, placement: Placement) -> bool:
+    """Return whether no placement is better than this one, up to a negligible gap in large fleets."""
+    if placement.unplaced:
+        served_rps, bound_rps = sum(placement.rates_rps().values()), placement.upper_bound_goodput_rps
+        return bound_rps is not None and served_rps >= bound_rps * (1.0 - _NEARLY)
+    bound = placement.lower_bound_cost_per_hour
+    return bound is not None and sum_prices(problem, placement.gpus) <= bound * (1.0 + _NEARLY) + 1e-9
+
+
+def raise_bounds(problem: Problem, placement: Placement, bound: float) -> Placement:
+    """Return the placement with its lower bounds raised to a bound on the cost of every map."""
+    prices = {entry.price_per_hour for entry in problem.fleet.entries}
+    cost, gpus = placement.lower_bound_cost_per_hour, placement.lower_bound_gpus
+    if cost is None or bound <= cost:
+        return placement
+    if gpus is None:
+        return replace(placement, lower_bound_cost_per_hour=bound)
+    if len(prices) > 1:
+        least_gpus = max(gpus, math.ceil(bound / max(prices) - 1e-6))
+        return replace(placement, lower_bound_cost_per_hour=bound, lower_bound_gpus=least_gpus)
+    # A bound of 3.2 devices means four; the subtraction allows for the solver's rounding.
+    count = math.ceil(bound / min(prices) - 1e-6)
+    return replace(placement, lower_bound_cost_per_hour=count * min(prices), lower_bound_gpus=count)
+
+
+def clip_bounds(problem: Problem, placement: Placement) -> Placement:
+    """Return the placement with the bounds that concern it, clipped to its own cost.
+
+    Neighbours may even speed each other up.
+    """
+    if placement.unplaced:
+        most_rps, served_rps = placement.upper_bound_goodput_rps, math.fsum(placement.rates_rps().values())
+        most_rps = None if most_rps is None else max(most_rps, served_rps)
+        return replace(
+            placement, lower_bound_gpus=None, lower_bound_cost_per_hour=None, upper_bound_goodput_rps=most_rps
+        )
+    cost, gpus = placement.lower_bound_cost_per_hour, placement.lower_bound_gpus
+    return replace(
+        placement,
+        lower_bound_cost_per_hour=None if cost is None else min(cost, sum_prices(problem, placement.gpus)),
+        lower_bound_gpus=None if gpus is None else min(gpus, len(placement.gpus)),
+    )
+
+
+def raise_by_work(problem: Problem, placement: Placement) -> Placement:
+    """Return a placement of all demands with bounds no lower than the work of the demands on any devices.
+
+    See `gpuprof.domain.estimate`. Work derived from measurements bounds nothing: larger batches may do better.
+    """
+
+    def planned_work_ms(model: str, device: Device) -> float | None:
+        work = board_work(problem.estimator, model, device)
+        return None if work is None or work.source == MEASURED else planned_ms(work, problem.options.confidence)
+
+    rates = {demand.model: demand.rate_rps for demand in problem.demands}
+    kinds = [(entry.device, entry.price_per_hour) for entry in problem.fleet.entries]
+    bound = bound_by_work(rates, kinds, planned_work_ms)
+    if placement.unplaced or not bound.gpus:
+        return placement
+    cost = max(placement.lower_bound_cost_per_hour or 0.0, bound.cost_per_hour)
+    gpus = max(placement.lower_bound_gpus or 0, bound.gpus)
+    return clip_bounds(problem, replace(placement, lower_bound_gpus=gpus, lower_bound_cost_per_hour=cost))
+
+
+def sum_prices(problem: Problem, gpus: Sequence[PlacedGpu]) -> float:
+    """Return the cost of devices per hour."""
+    return sum(problem.entry(gpu.device).price_per_hour for gpu in gpus)
+
+
+def bound_by_program(
+    problem: Problem, choices: Mapping[str, Sequence[Segment]], most_cost: float, limit: Limit
+) -> float:
+    """Return a lower bound on the cost of serving all demands, at most ``most_cost``.
+
+    The relaxation comes first; where it stays below ``most_cost``, the integer program over whole devices, whose shares
+    are only summed where their patterns are too many to list.
+
+    Parameters
+    ----------
+    problem : Problem
+    choices : mapping of str to sequence of Segment
+        With the highest capacities and the least memory of each share.
+    most_cost : float
+        Of a map; infinite without one.
+    limit : Limit
+    """
+    entries, seed = problem.fleet.entries, problem.options.seed
+    prices, master = list_prices(entries), RestrictedMaster(entries, problem.demands, choices, relaxed=True)
+    solution, bound = solve_relaxation(master, prices, limit, seed)
+    if solution is None:
+        return min(bound, most_cost)
+    bound = round_up_to_step(bound, prices)
+    if bound >= most_cost * (1.0 - EXACT) or limit.is_over:
+        return min(bound, most_cost)
+    if master.generated:
+        master = RestrictedMaster(entries, problem.demands, choices, summed=True, relaxed=True)
+    integral = master.program.solve(time_limit_s=limit.left_s, seed=seed, least_step=find_step(prices))
+    if integral is None:
+        return bound
+    return min(round_up_to_step(max(bound, integral.bound), prices), most_cost)
+
+
+def list_prices(entries: Sequence[FleetEntry]) -> dict[str, float]:
+    """Return the price per hour of each kind of device."""
+    return {entry.device.name: entry.price_per_hour for entry in entries}
+
+
+def find_step(prices: Mapping[str, float]) -> float:
+    """Return the unit of which costs are multiples, 0.0 where devices have different prices."""
+    return min(prices.values()) if len(set(prices.values())) == 1 else 0.0
+
+
+def round_up_to_step(bound: float, prices: Mapping[str, float]) -> float:
+    """Return the bound, at a single price as a whole number of devices."""
+    step = find_step(prices)
+    # Costs are whole multiples of the single price; below a rounding error of the solver nothing is rounded up.
+    return step * math.ceil(bound / step - 1e-6) if step else bound
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBounds:
+    """Lower bounds of the devices and the cost of maps of all demands; upper bound of the goodput of any map."""
+
+    gpus: int
+    cost_per_hour: float
+    goodput_rps: float | None  #: None for a fleet of as many devices as needed.
+
+    def add_to(self, placement: Placement) -> Placement:
+        """Return the placement with these bounds."""
+        return replace(
+            placement,
+            lower_bound_gpus=self.gpus,
+            lower_bound_cost_per_hour=self.cost_per_hour,
+            upper_bound_goodput_rps=self.goodput_rps,
+        )
+
+
+def bound_by_time(problem: Problem) -> TimeBounds:
+    """Return bounds that hold for maps with and without shared workers.
+
+    Each request takes part of a device's time (`_least_part`), and each model of a worker at least its memory without a
+    context; their sums bound the devices, and the time of all devices the requests.
+    """
+    segments = Segments(problem)
+    least_parts: list[tuple[float, float]] = []  # of a device's time, and the rate
+    least_cost = least_memory = 0.0
+    for demand in problem.demands:
+        parts = [
+            (part, part * entry.price_per_hour, _least_memory_part(segments, demand.model, entry.device))
+            for entry in problem.fleet.entries
+            if (part := _least_part(segments, demand, entry.device)) is not None
+        ]
+        if not parts:
+            continue  # no map serves it
+        least_parts.append((min(part for part, *_ in parts), demand.rate_rps))
+        least_cost += min(cost for _, cost, _ in parts)
+        least_memory += min(memory for *_, memory in parts)
+    prices = {entry.price_per_hour for entry in problem.fleet.entries}
+    count = max(1, math.ceil(max(math.fsum(part for part, _ in least_parts), least_memory) - 1e-6))
+    cost = count * min(prices) if len(prices) == 1 else max(min(prices), least_cost)
+    return TimeBounds(count, cost, _bound_goodput(problem.fleet, least_parts))
+
+
+def _bound_goodput(fleet: Fleet, least_parts: Sequence[tuple[float, float]]) -> float | None:
+    """Return the rate that the time of all devices allows, those requests first that take least of it."""
+    counts = [entry.count for entry in fleet.entries]
+    free, most_rps = math.fsum(count or 0 for count in counts), 0.0
+    for part, rate_rps in sorted(least_parts, key=lambda pair: pair[0] / pair[1]):
+        served = min(1.0, free / part) if part > 0.0 else 1.0
+        most_rps, free = most_rps + served * rate_rps, free - served * part
+    return None if None in counts else most_rps
+
+
+def _least_part(segments: Segments, demand: Demand, device: Device) -> float | None:
+    """Return the least part of a device's time a demand takes, None without a workload.
+
+    Under the queueing model with Poisson requests at the rate r, the fraction q that keeps the SLO is in batches of at
+    most 1 + 2 r SLO / q such requests on average, since requests of a batch that keep the SLO arrive within an SLO of
+    each other. A request takes no less than the shortest batch divided by this average.
+    """
+    model, space, problem = segments.first_alike(demand.model), segments.search_space, segments.problem
+    if len(problem.fleet.entries) > 1:  # the shares of many kinds would take many estimates
+        work = board_work(problem.estimator, model, device)
+        if work is not None and work.source != MEASURED:
+            return planned_ms(work, problem.options.confidence) * demand.rate_rps / 1000.0
+    timely, mean_batch = 1.0, math.inf
+    if problem.options.latency_budget is None:
+        timely = demand.slo.percentile / 100.0
+        if not isinstance(problem.queueing, ShapedQueue | ModelQueues):
+            mean_batch = 1.0 + 2.0 * demand.rate_rps * demand.slo.latency_ms / 1000.0 / timely
+    with suppress(InputError):
+        shares = list(problem.estimator.shares(model, device))
+        shares += [Share(pct, mig) for mig in {s.mig for s in shares} for pct in space.steps(model, device, mig)]
+        parts = []
+        for share in shares:
+            if space.is_dense(model, device, share):
+                return 0.0  # batches between the listed ones are too many to evaluate
+            for count in space.processes(share):
+                each_ms = _least_ms(segments, device, Workload(model, 1, share, count), mean_batch)
+                parts.append(device.fraction(share) * each_ms * timely * demand.rate_rps / 1000.0)
+        least = min(parts, default=math.inf)
+        return least if math.isfinite(least) else None
+    return None
+
+
+def _least_ms(segments: Segments, device: Device, workload: Workload, mean_batch: float) -> float:
+    """Return a lower bound of the mean time per request, infinite without an estimate; a batch size is ignored."""
+    each_ms: list[float] = []
+    shortest_ms: list[float] = []
+    for batch in segments.search_space.listed_batches(workload.model, device, workload.share):
+        with suppress(InputError):
+            each_ms.append(1000.0 / segments.throughput_rps(device, replace(workload, batch=batch)))
+            shortest_ms.append(batch * each_ms[-1])
+    return max(min(each_ms, default=math.inf), min(shortest_ms, default=math.inf) / mean_batch)
+
+
+def _least_memory_part(segments: Segments, model: str, device: Device) -> float:
+    """Return the least part of a device's memory a model of a worker takes, without a context; 0 where unknown."""
+    with suppress(InputError):
+        batches = segments.search_space.listed_batches(segments.first_alike(model), device, Share())
+        estimate = segments.estimate(device, Workload(model, min(batches, default=1), Share()))
+        process_bytes = segments.memory_bytes(estimate)
+        if process_bytes is not None:
+            return estimate.added_bytes(process_bytes) / device.dram_bytes
+    return 0.0

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from gpuprof.domain.demand import Demand
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload, batch_times
 from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.domain.share import Share
+from gpuprof.errors import InputError
+from gpuprof.placement.bin import FleetBins, cheapest_cover, make_cost
 from gpuprof.placement.limit import Limit, TimeUpError
-from gpuprof.placement.optimal.bounds import (
+from gpuprof.placement.optimal.candidates import CandidateSegments, Choices, with_least_memory
+from gpuprof.placement.optimal.cutting_stock import CuttingStock
+from gpuprof.placement.optimal.judge import (
+    Judge,
     TimeBounds,
     bound_by_program,
     bound_by_time,
@@ -22,22 +31,17 @@ from gpuprof.placement.optimal.bounds import (
     raise_by_work,
     sum_prices,
 )
-from gpuprof.placement.optimal.candidates import CandidateSegments, Choices, with_least_memory
-from gpuprof.placement.optimal.cutting_stock import CuttingStock
-from gpuprof.placement.optimal.first_fit import can_serve, list_single_kinds, place_first_fit, rank_kinds
-from gpuprof.placement.optimal.judge import Judge
 from gpuprof.placement.optimal.kept_map import KeptMap
-from gpuprof.placement.optimal.local_search import LocalSearch
-from gpuprof.placement.optimal.measured_first import restrict_to_measured
-from gpuprof.placement.optimal.partition_planner import PartitionPlanner
+from gpuprof.placement.optimal.local_search import LocalSearch, PartitionPlanner
 from gpuprof.placement.optimal.program_plan import bound_goodput, plan_by_program
 from gpuprof.placement.optimal.shared_workers import list_shareable, share_workers
-from gpuprof.placement.placement import Placement
+from gpuprof.placement.placement import PlacedGpu, Placement
+from gpuprof.placement.planned_workloads import planned_ms
 from gpuprof.placement.pool import Gpus
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import EXACT
 from gpuprof.placement.rate_limit import RATE_PRECISION
-from gpuprof.placement.segment import PooledSegments, Segments
+from gpuprof.placement.segment import PooledSegments, Segment, Segments
 from gpuprof.placement.unplaced_reasons import with_reasons, with_unplaced
 
 #: Maximum number of programs for demands whose replicas are together too slow.
@@ -328,3 +332,154 @@ class Search:
 
     def _plan_rest(self, problem: Problem) -> Placement:
         return Search(problem, self.limit).find_map()
+
+
+def place_first_fit(problem: Problem, segments: Segments, demands: Sequence[Demand]) -> tuple[PlacedGpu, ...]:
+    """Return the devices of a first fit, the largest shares of the highest priority first.
+
+    Few queues are solved: for each demand a bisection of the listed shares finds the smallest that serves everything;
+    only a demand that none of them serves whole takes the capacity of every share.
+    """
+    cost, bins = make_cost(problem), FleetBins(problem, segments)
+    table: dict[str, list[Segment]] = {}
+    parts = []
+    for demand in demands:
+        first = problem.demand(segments.first_alike(demand.model))
+        if first.model not in table:
+            devices = (entry.device for entry in problem.fleet.entries)
+            table[first.model] = [segment for device in devices for segment in _list_quick(segments, first, device)]
+        cover = cheapest_cover(demand, [replace(segment, model=demand.model) for segment in table[first.model]], cost)
+        parts += [(-demand.priority, -replica.share.sm_pct, device, replica) for device, replica in cover.replicas()]
+    for _, _, device, replica in sorted(parts, key=lambda part: part[:2]):
+        bins.first_fit(device, replica)
+    return bins.to_gpus()
+
+
+def _list_quick(segments: Segments, demand: Demand, device: Device) -> Sequence[Segment]:
+    shares = _list_shares(segments, demand, device)
+    index = bisect_left(shares, True, key=lambda share: segments.serving_all(demand, device, share) is not None)
+    if index == len(shares):
+        return segments.best(demand, device)
+    smallest = segments.serving_all(demand, device, shares[index])
+    return () if smallest is None else (smallest,)
+
+
+def can_serve(problem: Problem, segments: Segments, demand: Demand) -> bool:
+    """Return whether some kind of device alone serves a part of the demand in time; large shares are tried first."""
+    return any(
+        segments.make(demand, entry.device, workload) is not None
+        for entry in problem.fleet.entries
+        for share in _list_shares(segments, demand, entry.device)[::-1]
+        for workload in segments.workloads(demand.model, entry.device, share)
+    )
+
+
+def _list_shares(segments: Segments, demand: Demand, device: Device) -> Sequence[Share]:
+    """Return the listed shares, none where the estimator has no answer for the device."""
+    with suppress(InputError):
+        return segments.problem.estimator.shares(demand.model, device)
+    return ()
+
+
+def rank_kinds(problem: Problem, segments: Segments) -> list[tuple[float, FleetEntry]]:
+    """Return the kinds of devices that can run all demands, each with about its cost for them, cheapest first.
+
+    The cost is of whole devices at full load, in batches within the SLOs.
+    """
+    ranking = []
+    for entry in problem.fleet.entries:
+        devices = math.fsum(_count_devices(segments, demand, entry.device) for demand in problem.demands)
+        if math.isfinite(devices):
+            ranking.append((entry.price_per_hour * max(1, math.ceil(devices)), entry))
+    return sorted(ranking, key=lambda pair: pair[0])
+
+
+def _count_devices(segments: Segments, demand: Demand, device: Device) -> float:
+    """Return the number of devices that a demand fills with full batches, infinity where no batch is in time."""
+    most, problem = 0.0, segments.problem
+    with suppress(InputError):
+        for share in problem.estimator.shares(demand.model, device)[-1:]:
+            sizes = segments.search_space.listed_batches(demand.model, device, share)
+            times = batch_times(problem.estimator, demand.model, device, sizes, share, 1)
+            for size, time in zip(sizes, times, strict=True):
+                latency_ms = planned_ms(time, problem.options.confidence)
+                if latency_ms <= demand.slo.latency_ms:
+                    most = max(most, 1000.0 * size / latency_ms / device.fraction(share))
+    return demand.rate_rps / most if most > 0.0 else math.inf
+
+
+def list_single_kinds(problem: Problem, segments: Segments) -> Iterator[tuple[float, Problem]]:
+    """Yield the problem on each kind alone that has as many devices as needed, with about its cost; then on all.
+
+    On all kinds where devices are counted, or no kind alone is known to run all demands.
+    """
+    kinds = problem.fleet.entries
+    ranking = rank_kinds(problem, segments) if len(kinds) > 1 else []
+    unlimited = [(cost, entry) for cost, entry in ranking if entry.count is None]
+    for cost, entry in unlimited:
+        yield cost, replace(problem, fleet=Fleet((entry,)), alike={})
+    if not unlimited or any(entry.count is not None for entry in kinds):
+        yield 0.0, problem
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredOnly:
+    """An estimator that refuses figures that are neither measured nor interpolated."""
+
+    estimator: Estimator
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Return the estimate; raises `InputError` where its time was extrapolated or predicted."""
+        estimate = self.estimator.estimate(model, device, batch, share, beside, processes)
+        if not estimate.latency_ms.is_observed:
+            raise InputError(f"{model} was not measured at batch {batch} under {share} of {device.name}")
+        return estimate
+
+    def batch_times(
+        self, model: str, device: Device, batches: Sequence[int], share: Share, processes: int = 1
+    ) -> tuple[Figure, ...]:
+        """Return the times; raises `InputError` where any was extrapolated or predicted."""
+        times = batch_times(self.estimator, model, device, batches, share, processes)
+        if not all(time.is_observed for time in times):
+            raise InputError(f"{model} was not measured under {share} of {device.name}")
+        return times
+
+    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        """Return the listed batches."""
+        return self.estimator.batches(model, device, share)
+
+    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
+        """Return the listed shares."""
+        return self.estimator.shares(model, device)
+
+
+def restrict_to_measured(problem: Problem) -> Problem | None:
+    """Return the problem on measured figures alone; None where all figures, or none of some demand, were measured."""
+    segments, is_partial = Segments(problem), False
+    for demand in problem.demands:
+        if segments.first_alike(demand.model) != demand.model:
+            continue
+        observations = list(_list_observed(problem, segments, demand.model, between=False))
+        if not any(observations):
+            return None
+        is_partial = is_partial or not all(observations) or not all(_list_observed(problem, segments, demand.model))
+    if not is_partial:
+        return None
+    return replace(problem, estimator=MeasuredOnly(problem.estimator), previous=None, alike={})
+
+
+def _list_observed(problem: Problem, segments: Segments, model: str, *, between: bool = True) -> Iterator[bool]:
+    """Yield whether each listed share, or the least share between them in each partition, has a measured time."""
+    for entry in problem.fleet.entries:
+        with suppress(InputError):
+            shares = problem.estimator.shares(model, entry.device)
+            if between:
+                partitions = dict.fromkeys(share.mig for share in shares)
+                steps = {mig: segments.search_space.steps(model, entry.device, mig) for mig in partitions}
+                shares = tuple(Share(percents[0], mig) for mig, percents in steps.items() if percents)
+            for share in shares:
+                with suppress(InputError):
+                    batch = min(problem.estimator.batches(model, entry.device, share), default=1)
+                    yield segments.estimate(entry.device, Workload(model, batch, share)).latency_ms.is_observed

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
-from gpuprof.placement.bin import Bin, FleetBins
-from gpuprof.placement.cover import MOST_REPLICAS, Cover, share_out_rate
+from gpuprof.placement.bin import MOST_REPLICAS, Bin, Cover, FleetBins, share_out_rate
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.optimal.bounds import find_step, list_prices, round_up_to_step
 from gpuprof.placement.optimal.candidates import Choices
+from gpuprof.placement.optimal.judge import find_step, list_prices, round_up_to_step
 from gpuprof.placement.optimal.pattern import PartitionKind, PartitionSlot, SharePattern
 from gpuprof.placement.optimal.restricted_master import (
     Choice,

@@ -22,8 +22,7 @@ from gpuprof.placement.bin import MPS_CLIENTS
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.limit import Limit, TimeUpError
-from gpuprof.placement.optimal.bounds import TimeBounds, clip_bounds, is_proven_optimal
-from gpuprof.placement.optimal.judge import rank_map
+from gpuprof.placement.optimal.judge import TimeBounds, clip_bounds, is_proven_optimal, rank_map
 from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Problem, collect_evidence
 from gpuprof.placement.segment import Segments

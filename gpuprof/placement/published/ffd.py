@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.deployment import Unplaced
-from gpuprof.placement.bin import FleetBins
-from gpuprof.placement.cover import MOST_REPLICAS, Cost, cheapest_cover, make_cost
+from gpuprof.placement.bin import MOST_REPLICAS, Cost, FleetBins, cheapest_cover, make_cost
 from gpuprof.placement.placement import PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments

@@ -16,8 +16,7 @@ from gpuprof.domain.estimate import Workload
 from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.placement.bin import MPS_CLIENTS
-from gpuprof.placement.cover import MOST_REPLICAS
+from gpuprof.placement.bin import MOST_REPLICAS, MPS_CLIENTS
 from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments

@@ -14,7 +14,7 @@ from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.mig import MigPlacement, basic_profiles, is_legal, legal_starts
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.placement.cover import MOST_REPLICAS, share_out_rate
+from gpuprof.placement.bin import MOST_REPLICAS, share_out_rate
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.search_space import MIG_PROCESSES

@@ -10,8 +10,8 @@ from gpuprof.placement.contract import LinearEstimator, demand, plain_device, pr
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.candidates import CandidateSegments
 from gpuprof.placement.optimal.cutting_stock import CuttingStock
+from gpuprof.placement.optimal.local_search import PartitionPlanner
 from gpuprof.placement.optimal.optimal import Optimal
-from gpuprof.placement.optimal.partition_planner import PartitionPlanner
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.segment import Segments

@@ -22,8 +22,7 @@ from gpuprof.placement.contract import (
 )
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.judge import Judge
-from gpuprof.placement.optimal.measured_first import MeasuredOnly, restrict_to_measured
-from gpuprof.placement.optimal.optimal import Optimal
+from gpuprof.placement.optimal.optimal import MeasuredOnly, Optimal, restrict_to_measured
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Options
 from gpuprof.placement.segment import Segments

@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuprof.domain.demand import Demand, Slo
-from gpuprof.placement import cover
+from gpuprof.placement import bin as bins
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solve_and_check
 from gpuprof.placement.problem import Options
 from gpuprof.placement.published import ffd
@@ -92,7 +92,7 @@ def test_planning_with_confidence_never_takes_fewer_devices() -> None:
 
 
 def test_a_rate_beyond_any_count_is_refused_and_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (cover, ffd):  # ten thousand take half a minute to check
+    for module in (bins, ffd):  # ten thousand take half a minute to check
         monkeypatch.setattr(module, "MOST_REPLICAS", 100)
     placement, _ = solve_and_check(FFD, problem([demand("m", 1e13)]))
     assert "largest rate that this policy is known to place" in placement.unplaced[0].reason
