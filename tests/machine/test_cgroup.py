@@ -75,13 +75,6 @@ def test_whole_cores_are_nobody_elses() -> None:
     assert plan_slices([100], [3, 5]) == (CpuSlice((3, 5)),)
 
 
-def test_fractions_share_the_core_that_is_left() -> None:
-    big, small = plan_slices([75, 25], [0, 1])
-    assert big == CpuSlice((0, 1), 1.5)
-    assert small == CpuSlice((1,), 0.5)
-    assert (big.threads, small.threads) == (2, 1)
-
-
 @pytest.mark.parametrize("shares", [[0.0], [-1.0], [101.0], [60.0, 50.0], [float("nan")]])
 def test_impossible_shares_are_refused(shares: list[float]) -> None:
     with pytest.raises(InputError):

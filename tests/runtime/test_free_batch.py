@@ -150,25 +150,6 @@ def test_a_node_that_mixes_or_loses_samples_is_named(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_model_without_a_batch_is_refused(tmp_path: Path) -> None:
-    path = write_model(
-        tmp_path / "m.onnx",
-        [node("Relu", ["w"], ["y"]), node("Relu", ["x"], ["z"])],
-        {"x": [1, 3]},
-        {"y": None},
-        {"w": floats(1, 3)},
-    )
-    with pytest.raises(InputError, match="no output follows the batch"):
-        write_free(path)
-
-
-def test_a_free_model_is_left_as_it_is(tmp_path: Path) -> None:
-    path = model(tmp_path, [node("Relu", ["x"], ["y"])], ["n", 3], ["n", 3])
-    assert is_dynamic(path)
-    assert ensure_dynamic_batch(path, tmp_path / "copies") == path
-    assert not (tmp_path / "copies").exists()
-
-
 def test_inputs_that_are_free_while_a_constant_holds_the_batch_are_rewritten(tmp_path: Path) -> None:
     path = model(tmp_path, [node("Reshape", ["x", "t"], ["y"])], ["n", 2, 3], ["n", 6], {"t": integers(1, 6)})
     assert not is_dynamic(path)

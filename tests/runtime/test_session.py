@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 from gpuprof.errors import InputError, UnavailableError
-from gpuprof.runtime.session import SESSION_CONFIG, open_session, session_settings, translate_error
+from gpuprof.runtime.session import SESSION_CONFIG, open_session, session_settings
 from tests.profiling.models import write_mlp, write_strange
 
 
@@ -49,15 +49,6 @@ def test_what_the_runtime_says_of_a_broken_model_comes_with_a_remedy_that_fits(t
     with pytest.raises(InputError, match="two nodes with same node name") as caught:
         open_session(tmp_path / "twice.onnx", threads=1)
     assert caught.value.fix == "correct the model, or export it again"
-
-
-def test_places_in_the_runtimes_own_source_are_left_out_of_errors(tmp_path: Path) -> None:
-    message = (
-        "[ONNXRuntimeError] : 1 : FAIL : /onnxruntime_src/onnxruntime/core/a.cc:79 onnxruntime::Start::Start(const "
-        "onnxruntime::Graph&, bool) Negative size (of w) Is refused."
-    )
-    error = translate_error(RuntimeError(message), tmp_path / "m.onnx")
-    assert error.message == f"ONNX Runtime refuses {tmp_path / 'm.onnx'}: Negative size (of w) Is refused."
 
 
 def test_a_provider_that_is_not_there_is_unavailable(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.estimate import BEYOND_SEEN, INTERPOLATED, MEASURED
 from gpuprof.domain.map_file import write_map
 from gpuprof.errors import GpuprofError, UnavailableError
-from gpuprof.serving.change.window import Bounds, Departure, ObservedLoad, ServiceCounts, find_departure, read_planned
+from gpuprof.serving.change.window import Departure, ObservedLoad, ServiceCounts, find_departure, read_planned
 from gpuprof.serving.router.neighbour_times import BatchTimes, count_batches, find_neighbour_slowdowns, sum_times
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
@@ -32,6 +32,9 @@ from gpuprof.serving.watch.logs import LOGGER
 
 _MOST_WAITED_PERIODS = 64
 _NICENESS = 5  # on a CPU, planning shares the cores with the workers
+#: Consecutive periods with too little (True), or too much (False) capacity before a change.
+_PATIENCE = {True: 2, False: 6}
+_HEADROOM = 1.2  # planned rate as a multiple of the measured rate
 _LIKE = 0.2  # relative difference up to which figures are the same load
 
 
@@ -60,11 +63,6 @@ class AdaptSettings:
     replan: Replanner
     output: Path  #: Path to which each new map is written.
     period_s: float = 5.0  #: Time over which the load is measured.
-    #: Consecutive periods with too little (True), or too much (False) capacity before a change.
-    patience: Mapping[bool, int] = field(default_factory=lambda: {True: 2, False: 6})
-    headroom: float = 1.2  #: Planned rate as a multiple of the measured rate.
-    settle_periods: int = 1  #: Periods after a move that are ignored.
-    bounds: Bounds = field(default_factory=Bounds)
 
 
 class Adapter:
@@ -136,11 +134,11 @@ class Adapter:
         for model, observed in loads.items():
             if model not in self._deployment.models:
                 continue
-            reason = find_departure(read_planned(self._deployment, model), observed, self._settings.bounds)
+            reason = find_departure(read_planned(self._deployment, model), observed)
             for short in (True, False):
                 is_repeated = reason is not None and reason.is_short is short
                 self._streaks[model, short] = self._streaks[model, short] + 1 if is_repeated else 0
-            if reason is not None and self._streaks[model, reason.is_short] >= self._settings.patience[reason.is_short]:
+            if reason is not None and self._streaks[model, reason.is_short] >= _PATIENCE[reason.is_short]:
                 departures[model] = reason
         return departures
 
@@ -150,7 +148,7 @@ class Adapter:
         slowdowns, beside = dict(self._slowdowns), dict(self._beside)
         for model, reason in reasons.items():
             observed = loads[model]
-            measured = self._settings.headroom * observed.window.rate_rps
+            measured = _HEADROOM * observed.window.rate_rps
             # A model without requests keeps the smallest replica for later requests.
             rates[model] = max(measured, 0.01 * rates[model])
             if observed.slowdown is None or reason not in (Departure.LATENCY, Departure.QUICK, Departure.SLO):
@@ -212,7 +210,7 @@ class Adapter:
         if move["started"] or move["stopped"]:
             self._waits = 1
         # This period is not judged: new workers are slower at first, and old workers still answer accepted requests.
-        await asyncio.sleep(self._settings.settle_periods * self._settings.period_s)
+        await asyncio.sleep(self._settings.period_s)
         self._meter.take()
         self._back_off()
 

@@ -12,6 +12,10 @@ from gpuprof.serving.watch.statistics import BUCKETS_MS, ModelStatistics
 
 #: Standard deviations up to which a deviation is attributed to chance.
 SURE = 3.0
+#: Allowed multiples of the planned rate.
+_MORE, _LESS = 1.2, 0.5
+#: Allowed multiple of the predicted batch time, or its inverse; more if the map's interval is wider.
+_SLOWER = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +114,6 @@ class Departure(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """The bounds of a plan, as fractions of its predictions."""
-
-    #: ``more``, ``less``: Allowed multiples of the planned rate.
-    more: float = 1.2
-    less: float = 0.5
-    #: Allowed multiple of the predicted batch time, or its inverse; more if the map's interval is wider.
-    slower: float = 1.25
-
-
-@dataclass(frozen=True, slots=True)
 class PlannedLoad:
     """The planned load of a model: rate, percentile, and upper end over mean of its batch times."""
 
@@ -152,18 +145,18 @@ def read_planned(deployment: DeploymentMap, model: str) -> PlannedLoad:
     return PlannedLoad(entry.rate_rps, entry.percentile, slowest)
 
 
-def find_departure(plan: PlannedLoad, load: ObservedLoad, bounds: Bounds) -> Departure | None:
+def find_departure(plan: PlannedLoad, load: ObservedLoad) -> Departure | None:
     """Return the significant departure of a model from the bounds of its plan; None without one."""
     window = load.window
     chance_rps = SURE * math.sqrt(max(1, window.arrived)) / window.seconds
-    slower = max(bounds.slower, plan.slowest)
-    if window.rate_rps - chance_rps > bounds.more * plan.rate_rps:
+    slower = max(_SLOWER, plan.slowest)
+    if window.rate_rps - chance_rps > _MORE * plan.rate_rps:
         return Departure.RATE
     if load.slowdown is not None and load.slowdown > slower:
         return Departure.LATENCY
     if window.breaks_slo(plan.percentile):
         return Departure.SLO
-    if window.rate_rps + chance_rps < bounds.less * plan.rate_rps:
+    if window.rate_rps + chance_rps < _LESS * plan.rate_rps:
         return Departure.IDLE
     if load.slowdown is not None and load.slowdown < 1.0 / slower:
         return Departure.QUICK

@@ -53,7 +53,7 @@ class Played:
         self.source = ""
         self.asked: list[Load] = []
         self.applied: list[float] = []
-        self._settings = AdaptSettings(self._plan, tmp_path / "new.json", period_s=0.05, settle_periods=0)
+        self._settings = AdaptSettings(self._plan, tmp_path / "new.json", period_s=0.05)
 
     def adapter(self, rate_rps: float) -> Adapter:
         return Adapter(Router(Arena(1 << 16)), map_for_rate(rate_rps, self.source), self._settings, self._apply)

@@ -4,7 +4,6 @@ import pytest
 
 from gpuprof.domain.map_file import parse_map
 from gpuprof.serving.change.window import (
-    Bounds,
     Departure,
     ObservedLoad,
     PlannedLoad,
@@ -43,13 +42,13 @@ def observe_window(rate_rps: float, slowdown: float | None = 1.0, late: int = 0,
     ],
 )
 def test_a_model_leaves_its_bounds_by_more_than_chance(seen: ObservedLoad, how: Departure | None) -> None:
-    assert find_departure(PLAN, seen, Bounds()) is how
+    assert find_departure(PLAN, seen) is how
 
 
 def test_of_few_requests_more_is_taken_for_chance() -> None:
     few = PlannedLoad(1.0, 99.0, 1.0)
-    assert find_departure(few, observe_window(2.0), Bounds()) is None
-    assert find_departure(few, observe_window(2.0, seconds=100.0), Bounds()) is Departure.RATE
+    assert find_departure(few, observe_window(2.0)) is None
+    assert find_departure(few, observe_window(2.0, seconds=100.0)) is Departure.RATE
 
 
 def test_what_the_plan_leaves_open_is_borne() -> None:
@@ -57,8 +56,8 @@ def test_what_the_plan_leaves_open_is_borne() -> None:
     document["nodes"][0]["gpus"][0]["partitions"][0]["replicas"][0]["predicted"]["latency_ms_interval"] = [1.0, 3.0]
     plan = read_planned(parse_map(document, "test"), "m")
     assert plan == PlannedLoad(50.0, 99.0, 1.5)
-    assert find_departure(plan, observe_window(50.0, 1.4), Bounds()) is None
-    assert find_departure(plan, observe_window(50.0, 1.6), Bounds()) is Departure.LATENCY
+    assert find_departure(plan, observe_window(50.0, 1.4)) is None
+    assert find_departure(plan, observe_window(50.0, 1.6)) is Departure.LATENCY
 
 
 def count_answers(latencies_ms: list[float], slo_ms: float, refused: int = 0) -> ServiceCounts:
