@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from gpuprof.domain.catalogue import datasets
-from gpuprof.domain.deployment import DeploymentMap, PlannedDevices, PlannedWith, RecordedHostWork, share_of
+from gpuprof.domain.deployment import PlannedDevices, PlannedWith, RecordedHostWork, share_of
 from gpuprof.domain.map_file import json_schema, parse_map, read_map, write_map
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
@@ -97,13 +97,6 @@ def test_nothing_is_left_behind_when_a_map_cannot_be_written(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["map.json"]
     with pytest.raises(InputError, match="cannot write"):
         write_map(parse_map(document(), "here"), tmp_path / "nowhere" / "map.json")
-
-
-def test_a_map_is_frozen() -> None:
-    deployment = parse_map(document(), "here")
-    with pytest.raises(ValueError, match="frozen"):
-        deployment.policy = "mine"  # type: ignore[misc]  # that it is refused is what is tested
-    assert isinstance(deployment, DeploymentMap)
 
 
 MAP = {

@@ -63,12 +63,6 @@ def test_a_link_goes_on_leading_to_the_file_that_was_written(tmp_path: Path) -> 
         assert (tmp_path / "link.json").is_symlink() and (tmp_path / "map.json").read_bytes() == content
 
 
-def test_what_a_shell_opened_is_written_to_though_it_leads_to_a_file(tmp_path: Path) -> None:
-    with (tmp_path / "redirected").open("wb") as file:
-        write_atomically(Path(f"/dev/fd/{file.fileno()}"), b"a map")  # as /dev/stdout in a folder where root may write
-    assert (tmp_path / "redirected").read_bytes() == b"a map"
-
-
 def test_nothing_takes_the_place_of_a_device(tmp_path: Path) -> None:
     for path in (tmp_path / "new.onnx", tmp_path):
         assert refuse_to_replace(path) is path

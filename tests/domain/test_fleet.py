@@ -32,13 +32,6 @@ def test_a_fleet_that_makes_no_sense_is_refused(text: str) -> None:
         parse_fleet(text, _find)
 
 
-@pytest.mark.parametrize("text", ["a,,b", "a:8,", ",a", "any,,a", ""])
-def test_an_empty_name_among_devices_is_named_as_such(text: str) -> None:
-    with pytest.raises(InputError, match="without a name") as refused:
-        parse_fleet(text, _find)
-    assert "a100-80:8,v100" in str(refused.value.fix)
-
-
 def test_a_fleet_file_may_set_counts_and_prices(tmp_path: Path) -> None:
     path = tmp_path / "fleet.toml"
     path.write_text('[[gpus]]\ndevice = "a"\ncount = 3\nprice_per_hour = 0.5\n[[gpus]]\ndevice = "b"\n')

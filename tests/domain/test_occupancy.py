@@ -174,8 +174,3 @@ def test_a_cpu_and_an_unknown_capability_are_refused() -> None:
         occupancies(replace(device("v100"), sm=None, kind="cpu"), **given)
     with pytest.raises(InputError, match=r"compute capability 99.0 are not known"):
         occupancies(replace(device("v100"), compute_capability="99.0"), **given)
-
-
-def test_no_launches_give_no_rows() -> None:
-    occupancy = occupancies(device("l4"), blocks=[], threads_per_block=[], registers_per_thread=[])
-    assert occupancy.blocks_per_sm.shape == (0,)

@@ -198,18 +198,6 @@ def test_frozen_layers_become_one_op_on_one_weight(make: Callable[[], ModelProto
     merged.write(tmp_path / "merged.onnx")
 
 
-def test_three_models_are_merged_as_far_as_each_agrees(tmp_path: Path) -> None:
-    base = transformer()
-    paths = [
-        save(model, tmp_path, f"m{i}")
-        for i, model in enumerate([base, finetune_model(base, 0.8), finetune_model(base, 0.3)])
-    ]
-    merged = merge_sources(read_sources(paths), MergeOptions(force=True))
-    members = {len(row.models) for row in merged.report.merged}
-    assert members == {2, 3}
-    merged.write(tmp_path / "merged.onnx")
-
-
 def test_a_model_merged_with_itself_holds_its_weights_once(tmp_path: Path) -> None:
     base = residual()
     path = save(base, tmp_path, "m")

@@ -263,20 +263,6 @@ def test_latency_and_throughput_are_drawn_over_batch_and_share() -> None:
     assert [line.name for line in charts[0].lines] == ["m 50%", "m 100%"]
 
 
-def test_the_figures_of_one_model_name_it_in_their_titles_and_not_in_every_key() -> None:
-    rows = [
-        ModelRow("r", "m", "cpu", batch, share, None, 1, latency_p50_ms=float(batch), throughput_rps=1.0)
-        for batch in (1, 2)
-        for share in (50.0, 100.0)
-    ]
-    charts = batch_and_share_figures(rows, "m")
-    assert [chart.title for chart in charts] == [
-        "m: latency over the batch", "m: throughput over the batch", "m: latency over the share",
-    ]  # fmt: skip
-    assert [line.name for line in charts[0].lines] == ["50%", "100%"]
-    assert [line.name for line in charts[2].lines] == ["batch 1", "batch 2"]
-
-
 def test_a_comparison_is_drawn_by_policy_or_kind_of_gpu_without_those_that_gave_no_map() -> None:
     row = {"policy": "ffd", "gpus": 2, "cost_per_hour": 6.8, "goodput_rps": 50.0, "missing_rps": 0.0, "seconds": 0.1,
            "internal_slack": 0.5, "external_fragmentation": 0.25, "remark": ""}  # fmt: skip

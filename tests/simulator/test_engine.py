@@ -52,24 +52,10 @@ def test_a_part_of_a_batch_waits_for_others_and_then_goes() -> None:
     assert result.stage_mean_ms["queue"] == 0.0
 
 
-def test_a_full_batch_goes_at_once() -> None:
-    assert outcome([replica("m", [5.0, 6.0], max_wait_ms=50.0)], 0.0, 1.0).max_ms == 7.0
-
-
-def test_a_request_that_comes_as_the_wait_ends_joins_the_batch() -> None:
-    result = outcome([replica("m", [5.0, 6.0, 7.0], max_wait_ms=2.0)], 0.0, 2.0)
-    assert result.stage_mean_ms["service"] == 6.0
-
-
 def test_a_timeout_of_all_batches_replaces_their_own_and_knows_no_deadline() -> None:
     waiting = SimulationOptions(1.0, batch_timeout_ms=50.0)
     result = outcome([replica("m", [5.0, 6.0, 7.0], max_wait_ms=2.0)], 0.0, options=waiting, slo_ms=20.0)
     assert (result.max_ms, result.in_time) == (55.0, 0)
-
-
-def test_a_process_that_is_free_at_the_instant_of_arrival_takes_the_request() -> None:
-    result = outcome([replica("m", [5.0])], 0.0, 5.0)
-    assert result.max_ms == 5.0
 
 
 def test_waiting_for_a_process_is_queueing_not_batching() -> None:
@@ -110,13 +96,6 @@ def test_both_legs_of_the_network_count() -> None:
     result = outcome([replica("m", [5.0])], 0.0, options=SimulationOptions(1.0, legs_ms={"m": (2.0, 0.5)}))
     assert result.stage_mean_ms["network"] == 2.5
     assert result.mean_ms == 7.5
-
-
-def test_the_faster_replica_is_chosen_until_it_is_the_slower() -> None:
-    result = simulate(
-        make_map([[replica("m", [10.0])], [replica("m", [4.0])]]), {"m": at(0.0, 0.0, 0.0)}, SimulationOptions(1.0)
-    )
-    assert [r.answered for r in result.replicas] == [1, 2]
 
 
 def test_a_hopeless_request_is_refused_when_asked() -> None:
