@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -180,32 +181,24 @@ def make_named_estimator(
     return make_estimator(source, db, graphs)
 
 
-def describe_superseded(estimator: object, models: Iterable[str]) -> tuple[str, ...]:
-    """Return a note for each model name with several measured files: the last file is used."""
+def describe_choice(estimator: object, models: Iterable[str], devices: Iterable[str]) -> list[str]:
+    """Return a note for each model with several measured files, or execution variants on a device: the one in use."""
     from gpuprof.estimators.database import DatabaseEstimator
 
     if not isinstance(estimator, DatabaseEstimator):
-        return ()
-    return tuple(
-        f"{older + 1} different files were measured as {model}: the last one counts (measure each "
-        "under a name of its own: NAME=FILE)"
-        for model in models
-        if (older := estimator.known.find_model(model).superseded)
-    )
-
-
-def describe_variants(estimator: object, models: Iterable[str], devices: Iterable[str]) -> tuple[str, ...]:
-    """Return a note for each model measured in several execution variants on a device: the variant in use."""
-    from gpuprof.estimators.database import DatabaseEstimator
-
-    if not isinstance(estimator, DatabaseEstimator):
-        return ()
-    pairs = [(model, device) for device in dict.fromkeys(devices) for model in models]
-    return tuple(
-        f"{model} was measured on {device} by {' and by '.join(map(str, variants))}: figures are of {variants[0]} alone"
-        for model, device in pairs
-        if len(variants := estimator.known.find_model(model).variants.get(device, ())) > 1
-    )
+        return []
+    notes, names = [], list(models)
+    for model in names:
+        if older := estimator.known.find_model(model).superseded:
+            notes.append(
+                f"{older + 1} different files were measured as {model}: the last one counts (measure each "
+                "under a name of its own: NAME=FILE)"
+            )
+    for device, model in product(dict.fromkeys(devices), names):
+        if len(variants := estimator.known.find_model(model).variants.get(device, ())) > 1:
+            ways = " and by ".join(map(str, variants))
+            notes.append(f"{model} was measured on {device} by {ways}: figures are of {variants[0]} alone")
+    return notes
 
 
 def load_regressors(device: Device, db: KernelDb | None, note: NoteCallback = say_nothing) -> LearnedModel | None:

@@ -24,9 +24,8 @@ from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import PathArgument, name_models
 from gpuprof.pipeline.devices import (
     database_path,
+    describe_choice,
     describe_empty,
-    describe_superseded,
-    describe_variants,
     make_database_estimator,
     make_named_estimator,
     open_database,
@@ -158,7 +157,7 @@ def estimate(
             path = database_path(chosen.db)
             raise InputError(f"the kernel database {path} holds no models", "gpuprof profile MODEL.onnx")
         notes.add(*remarks)
-        notes.add(*describe_superseded(source, names), *describe_variants(source, names, [target.name]))
+        notes.add(*describe_choice(source, names, [target.name]))
         neighbours = _resolve_neighbours(chosen.beside, target, part)
         estimates = []
         for name in names:

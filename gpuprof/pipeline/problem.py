@@ -55,9 +55,8 @@ from gpuprof.pipeline.arguments import (
     resolve_demands,
 )
 from gpuprof.pipeline.devices import (
+    describe_choice,
     describe_empty,
-    describe_superseded,
-    describe_variants,
     make_database_estimator,
     make_named_estimator,
     open_database,
@@ -218,7 +217,7 @@ def build_problem(
     else:
         note_omitted_batches(estimator, name_services(measured, sources), named, devices, options.max_batch, note)
     targets = [entry.device.name for entry in devices.entries]
-    for remark in (*describe_superseded(measured, names), *describe_variants(measured, names, targets)):
+    for remark in describe_choice(measured, names, targets):
         note(remark)
     if options.max_batch > 1:
         _note_mixing_models(measured.verdicts, files, list(dict.fromkeys(models.values())), note)

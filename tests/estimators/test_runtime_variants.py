@@ -12,7 +12,7 @@ from gpuprof.domain.estimate import INTERPOLATED, MEASURED, Workload
 from gpuprof.domain.share import Share
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow
-from gpuprof.pipeline.devices import describe_variants
+from gpuprof.pipeline.devices import describe_choice
 from tests.estimators.rows import GPU, database, measured_row
 
 ORT: dict[str, Any] = {"runtime": "onnxruntime", "execution": "fused", "precision": "tf32"}
@@ -40,7 +40,7 @@ def test_no_estimate_lies_between_two_runtimes_or_precisions(tmp_path: Path, oth
 def test_one_is_named_and_two_are_said(tmp_path: Path) -> None:
     rows = [_row(1, 1.0, ORT), _row(1, 3.0, TORCH), _row(1, 2.0, ORT, model="single")]
     estimator = DatabaseEstimator(database(tmp_path / "db", rows))
-    (note,) = describe_variants(estimator, ["net", "single"], [GPU.name])
+    (note,) = describe_choice(estimator, ["net", "single"], [GPU.name])
     assert note == (
         "net was measured on gpu-test by onnxruntime fused tf32 and by pytorch eager tf32: "
         "figures are of onnxruntime fused tf32 alone"
