@@ -22,6 +22,7 @@ from gpuprof.estimators.cross_gpu.kernels import LaunchMode, host_seconds, list_
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.learned.features import OpFacts, facts_of_op, facts_of_row, feature_matrix, roofline_ns
 from gpuprof.estimators.measured.known_models import padding_of
+from gpuprof.estimators.measured.measured import CREQ_METRICS
 from gpuprof.estimators.memory import peak_activation_bytes, workspace_bytes
 from gpuprof.estimators.roofline import GraphWork, op_times_s, roofline_ms, unknown_ms, work_of
 from gpuprof.kernel_db.records import read_records
@@ -272,7 +273,8 @@ class GkEstimator:
         self._database = DatabaseEstimator(db, graphs)
         self._tables: dict[str, KernelTable] = {}
         self._spreads: dict[str, float | None] = {}
-        self._known: dict[tuple[str, str, int], _ModelWork] = {}
+        #: Requirement and work of a model at a batch size, ops without kernels as those of unknown cost.
+        self._known: dict[tuple[str, str, int], tuple[ModelRequirement, GraphWork]] = {}
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -288,18 +290,18 @@ class GkEstimator:
         """
         if batch < 1 or processes < 1:
             raise InputError(f"batch and processes must be at least 1 but got {batch} and {processes}")
-        requirement = self._of(model, device, batch)
-        required, work = requirement.required, requirement.work
+        required, work = self._of(model, device, batch)
         part = Share(share.sm_pct / processes, share.mig)
         longer = roofline_ms(work, device, part) / roofline_ms(work, device, Share())
-        latency = self._figure(requirement, device).scale_by(longer)
+        latency = self._figure(required, work, device).scale_by(longer)
+        creq = [(metric, getattr(required, column)) for metric, column in CREQ_METRICS.items()]
         alone = Estimate(
             workload=Workload(model, batch, share, processes),
             device=device.name,
             latency_ms=latency,
             memory_bytes=Figure(required.memory_bytes, SOURCE),
             weight_bytes=work.weight_bytes,
-            creq_pct=_creq(required),
+            creq_pct=tuple((name, Figure(value, SOURCE)) for name, value in creq if value is not None),
             unknown_ops=required.unknown_ops,
             padding=padding_of(self._database.known.find_model(model), device),
         )
@@ -316,7 +318,7 @@ class GkEstimator:
         """Return the shares worth considering, as `DatabaseEstimator` does."""
         return self._database.shares(model, device)
 
-    def _of(self, model: str, device: Device, batch: int) -> _ModelWork:
+    def _of(self, model: str, device: Device, batch: int) -> tuple[ModelRequirement, GraphWork]:
         key = (model, device.name, batch)
         if key not in self._known:
             table = self._table(device)
@@ -325,14 +327,14 @@ class GkEstimator:
             host_ms = 1e3 * host_seconds(list_kernels(graph, "float32", mode), mode)
             required = require(graph, table, host_ms=host_ms)
             work = replace(work_of(graph), unknown_ops=required.unknown_ops)
-            self._known[key] = _ModelWork(required, work)
+            self._known[key] = (required, work)
         return self._known[key]
 
-    def _figure(self, work: _ModelWork, device: Device) -> Figure:
+    def _figure(self, required: ModelRequirement, work: GraphWork, device: Device) -> Figure:
         """Return the latency on the whole device, ops without kernels by their roofline."""
-        unseen = np.array([op in work.work.unknown_ops for op in work.work.op_types], dtype=bool)
-        value = work.required.latency_ms + 1e3 * float(op_times_s(work.work, device, Share())[unseen].sum())
-        more = unknown_ms(work.work, device, Share())
+        unseen = np.array([op in work.unknown_ops for op in work.op_types], dtype=bool)
+        value = required.latency_ms + 1e3 * float(op_times_s(work, device, Share())[unseen].sum())
+        more = unknown_ms(work, device, Share())
         spread = self._spread(device)
         if spread is None and not more:
             return Figure(value, SOURCE)
@@ -356,7 +358,7 @@ class GkEstimator:
         batch = self._database.batches(model, device, Share())[0]
         try:
             measured = self._database.estimate(model, device, batch, Share()).latency_ms.value
-            estimated_ms = self._of(model, device, batch).required.latency_ms
+            estimated_ms = self._of(model, device, batch)[0].latency_ms
         except InputError:  # the model's file is gone
             return None
         return measured / estimated_ms if estimated_ms else None
@@ -372,20 +374,3 @@ class GkEstimator:
                 "reports, name both: --from-report KERNELS --from-report ONNXRUNTIME_PROFILE.json",
             )
         return table
-
-
-@dataclass(frozen=True, slots=True)
-class _ModelWork:
-    """Requirement and work of a model at a batch size, ops without kernels as those of unknown cost."""
-
-    required: ModelRequirement
-    work: GraphWork
-
-
-def _creq(required: ModelRequirement) -> tuple[tuple[str, Figure], ...]:
-    values = {
-        "max_occupancy": required.max_occupancy_pct,
-        "wavg_occupancy": required.wavg_occupancy_pct,
-        "wavg_sm_util": required.wavg_sm_util_pct,
-    }
-    return tuple((name, Figure(value, SOURCE)) for name, value in values.items() if value is not None)
