@@ -17,6 +17,7 @@ from gpuprof.estimators.measured.known_models import KnownModels
 from gpuprof.estimators.measured.measured import MeasuredModel, blend_measured
 from gpuprof.estimators.measured.surface import BatchCurve, blend_figures
 from gpuprof.estimators.memory import PROCESS, context_fraction, predict_held, predict_process, shrink_context
+from gpuprof.estimators.model_latency import part_of_one
 from gpuprof.estimators.roofline import WorkByBatch, source_of
 
 if TYPE_CHECKING:  # scikit-learn takes a second to import
@@ -119,7 +120,7 @@ class ModelMemory:
         """
         if device.kind != "gpu" or memory is None:
             return 0
-        fraction = context_fraction(device.granted_fraction(_share_of_process(workload)))
+        fraction = context_fraction(device.granted_fraction(part_of_one(workload.share, workload.processes)))
         if memory.source.startswith(PROCESS):
             return int(fraction * constant("memory", "process_bytes"))
         least = int(fraction * constant("memory", "least_process_bytes"))
@@ -144,7 +145,9 @@ class ModelMemory:
             at = self._hold(model, work, precision).at(batch)
             predict = predict_held if self._execution.runtime.is_onnxruntime else predict_process
             self._reserved[key] = predict(at.weight_bytes, at.activation_bytes, self._execution.precision)
-        return shrink_context(self._reserved[key], device.granted_fraction(_share_of_process(workload)))
+        return shrink_context(
+            self._reserved[key], device.granted_fraction(part_of_one(workload.share, workload.processes))
+        )
 
     def _hold(self, model: MeasuredModel, work: WorkByBatch, precision: str) -> WorkByBatch:
         """Return the work of a model with the tensors in memory in ``precision``."""
@@ -178,7 +181,3 @@ class ModelMemory:
         """Return whether a batch fits into the memory of a share; true where its memory is unknown."""
         memory = self.peak(model, device, Workload(model.model, batch, share))
         return memory is None or memory.value <= device.memory_bytes(share)
-
-
-def _share_of_process(workload: Workload) -> Share:
-    return Share(workload.share.sm_pct / workload.processes, workload.share.mig)
