@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,9 @@ from gpuprof.cli.main import main
 from gpuprof.cli.maps import group_equal
 from gpuprof.domain.map_file import read_map
 from gpuprof.graph.load import load_graph
-from gpuprof.kernel_db.schema import ModelRow, RunRow
-from gpuprof.kernel_db.store import COPIES, KernelDb, Run
+from gpuprof.kernel_db.store import COPIES
 from gpuprof.runtime.free_batch import ensure_dynamic_batch
+from tests.estimators.rows import database, measured_row
 from tests.small_models import floats, write_model
 
 SOUND = "model,rate_rps,slo_ms\nnet,20,100\n"
@@ -23,25 +22,15 @@ NETS = {"net": (4.0, 2.0), "other": (10.0, 5.0)}
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rows = [
-        ModelRow(
-            run_id="r1",
-            model=model,
-            device="v100",
-            batch=batch,
-            sm_share_pct=share,
-            model_path=f"{model}.onnx",
-            model_sha256="0" * 64,
-            repeats=100,
-            latency_mean_ms=(start + batch * each) * 100.0 / share,
-            latency_std_ms=0.1,
-            memory_peak_bytes=2**30,
+        measured_row(
+            model, batch, (start + batch * each) * 100.0 / share, device="v100", share=share, path=f"{model}.onnx",
+            sha256="0" * 64, repeats=100, std_ms=0.1, memory=2**30,
         )
         for model, (start, each) in NETS.items()
         for batch in (1, 4)
         for share in (50.0, 100.0)
-    ]
-    run = RunRow("r1", datetime(2026, 1, 1, tzinfo=UTC), "v100", "test", "net")
-    KernelDb.create(tmp_path / "gpuprof-db").append(Run(run, models=rows))
+    ]  # fmt: skip
+    database(tmp_path / "gpuprof-db", rows)
     (tmp_path / "slo.csv").write_text(SOUND)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GPUPROF_DB", raising=False)
@@ -211,14 +200,10 @@ def test_a_file_that_fixes_its_batch_is_placed_as_the_copy_that_was_profiled_in_
     copy = ensure_dynamic_batch(here / "fixed.onnx", here / "gpuprof-db" / COPIES)
     sha256 = load_graph(copy).sha256
     rows = [
-        ModelRow(
-            run_id="r2", model="fixed", device="v100", batch=batch, sm_share_pct=100.0, model_path=str(copy),
-            model_sha256=sha256, repeats=10, latency_mean_ms=3.0 + batch, latency_std_ms=0.1,
-        )
+        measured_row("fixed", batch, 3.0 + batch, device="v100", path=str(copy), sha256=sha256, repeats=10, std_ms=0.1)
         for batch in (1, 4)
-    ]  # fmt: skip
-    run = RunRow("r2", datetime(2026, 1, 1, tzinfo=UTC), "v100", "test", "fixed")
-    KernelDb(here / "gpuprof-db").append(Run(run, models=rows))
+    ]
+    database(here / "gpuprof-db", rows, run_id="r2")
     assert main(["place", "--gpus", "v100"]) == 0
     placed = read_map(here / "map.json")
     assert (here / str(placed.models["fixed"].path)).samefile(copy)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -10,26 +9,28 @@ import pytest
 from gpuprof.cli.main import main
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_file import read_map
-from gpuprof.kernel_db.schema import ModelRow, RunRow
-from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.pipeline.adaptation import MapReplanner, check_adaptable
 from gpuprof.serving.change.adapt import Load
+from tests.estimators.rows import database, measured_row
 from tests.profiling.models import write_mlp
+
+
+def write_rows(folder: Path, model: str, shares: tuple[float, ...]) -> None:
+    """Add a model to the database of a folder, with a batch of 1 in 10 ms on a whole V100."""
+    rows = [
+        measured_row(
+            model, 1, 1000.0 / share, device="v100", share=share, path=f"{model}.onnx", repeats=100, std_ms=0.0,
+            sha256=model[0] * 64, memory=2**28, run_id=model,
+        )
+        for share in shares
+    ]  # fmt: skip
+    database(folder / "gpuprof-db", rows, run_id=model)
 
 
 @pytest.fixture
 def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeploymentMap:
     """A map for one V100, which bears 100 requests/s of the model in batches of 1, and is planned for 20."""
-    rows = [
-        ModelRow(
-            run_id="r1", model="net", device="v100", batch=1, sm_share_pct=share, model_path="net.onnx",
-            model_sha256="0" * 64, repeats=100, latency_mean_ms=1000.0 / share, latency_std_ms=0.0,
-            memory_peak_bytes=2**28,
-        )
-        for share in (25.0, 50.0, 75.0, 100.0)
-    ]  # fmt: skip
-    run = RunRow("r1", datetime(2026, 1, 1, tzinfo=UTC), "v100", "test", "net")
-    KernelDb.create(tmp_path / "gpuprof-db").append(Run(run, models=rows))
+    write_rows(tmp_path, "net", (25.0, 50.0, 75.0, 100.0))
     (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\nnet,20,200\n")
     write_mlp(tmp_path / "net.onnx")
     monkeypatch.chdir(tmp_path)
@@ -60,16 +61,7 @@ def test_more_requests_get_more_of_the_device(first: DeploymentMap) -> None:
 def test_models_that_slow_each_other_more_than_predicted_never_run_at_the_same_time(
     first: DeploymentMap, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [
-        ModelRow(
-            run_id="r2", model="heavy", device="v100", batch=1, sm_share_pct=share, model_path="heavy.onnx",
-            model_sha256="1" * 64, repeats=100, latency_mean_ms=1000.0 / share, latency_std_ms=0.0,
-            memory_peak_bytes=2**28,
-        )
-        for share in (25.0, 50.0)
-    ]  # fmt: skip
-    run = RunRow("r2", datetime(2026, 1, 1, tzinfo=UTC), "v100", "test", "heavy")
-    KernelDb(Path("gpuprof-db")).append(Run(run, models=rows))
+    write_rows(Path.cwd(), "heavy", (25.0, 50.0))
     Path("slo.csv").write_text("model,rate_rps,slo_ms\nnet,8,200\nheavy,8,200\n")
     write_mlp(Path("heavy.onnx"))
     # In a worker of both, batches would not run beside one another.

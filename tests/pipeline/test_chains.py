@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,11 @@ from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_sources import summarize_map
 from gpuprof.domain.sojourn import ShapedQueue, queue_of
 from gpuprof.errors import InputError
-from gpuprof.kernel_db.schema import ModelRow, RunRow
-from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.pipeline import chains
 from gpuprof.pipeline.chains import divide_by_time
 from gpuprof.pipeline.problem import build_problem
 from gpuprof.placement.policies import make_policy
+from tests.estimators.rows import database, measured_row
 
 SLO_MS = 40.0
 SHORT = gpuprof.SimulatedTraffic(duration_s=5.0)
@@ -95,12 +93,14 @@ def test_the_division_is_told_and_steps_are_named_apart(folder: Path, tmp_path: 
 
 
 def test_the_slo_is_divided_by_capacities_and_else_in_proportion_to_times(folder: Path, tmp_path: Path) -> None:
-    db, names = tmp_path / "db", ("resnet18", "mlp")
-    rows = [(name, f"r{n}", ms) for n, (name, ms) in enumerate(zip(names, (40.0, 1.0), strict=True))]
-    for name, run_id, ms in rows:
-        row = ModelRow(run_id, name, "v100", 1, repeats=100, latency_mean_ms=ms, latency_std_ms=0.1, stable=True)
-        run = RunRow(run_id, datetime(2026, 1, 1, tzinfo=UTC), "v100", "test", name)
-        KernelDb.create(db).append(Run(run, models=[row]))
+    db = tmp_path / "db"
+    database(
+        db,
+        [
+            measured_row(name, 1, ms, device="v100", repeats=100, std_ms=0.1)
+            for name, ms in (("resnet18", 40.0), ("mlp", 1.0))
+        ],
+    )
     chain = [gpuprof.Demand("resnet18>mlp", 0.05, gpuprof.Slo(60.0))]
     problem = build_problem(chain, "v100", db, gpuprof.PlanningOptions(estimator="measured"))
     slow, fast = divide_by_time(problem).demands

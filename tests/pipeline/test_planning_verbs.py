@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,10 @@ from gpuprof.domain.demand import Demand, Slo, read_demands
 from gpuprof.domain.deployment import PlannedDevices
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.errors import InfeasibleError, InputError
-from gpuprof.kernel_db.schema import ModelRow, RunRow
-from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument
 from gpuprof.pipeline.problem import PlanningOptions
 from gpuprof.placement.published.ffd import FirstFitDecreasing
+from tests.estimators.rows import database, measured_row
 
 DEMANDS = (Demand("a", 40.0, Slo(80.0)), Demand("b", 20.0, Slo(60.0)))
 
@@ -29,16 +27,15 @@ SMALL = PlanningOptions(max_batch=2)
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rows = [
-        ModelRow(
-            run_id="r1", model=model, device="v100", batch=batch, sm_share_pct=share, repeats=100,
-            latency_mean_ms=(4.0 + 2.0 * batch) * 100.0 / share, latency_std_ms=0.1, memory_peak_bytes=2**28,
+        measured_row(
+            model, batch, (4.0 + 2.0 * batch) * 100.0 / share, device="v100", share=share, repeats=100, std_ms=0.1,
+            memory=2**28,
         )
         for model in ("a", "b")
         for batch in (1, 2, 4)
         for share in (25.0, 50.0, 100.0)
     ]  # fmt: skip
-    run = RunRow("r1", datetime(2026, 1, 1, tzinfo=UTC), "v100", "test", "a")
-    KernelDb.create(tmp_path / "gpuprof-db").append(Run(run, models=rows))
+    database(tmp_path / "gpuprof-db", rows)
     (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\na,40,80\nb,20,60\n")
     monkeypatch.chdir(tmp_path)
     for variable in ("GPUPROF_DB", "SOURCE_DATE_EPOCH"):
