@@ -33,11 +33,11 @@ if TYPE_CHECKING:  # static tools see the lazy names here
     from gpuprof.pipeline.check import CheckOptions as CheckOptions
     from gpuprof.pipeline.check import CheckResult as CheckResult
     from gpuprof.pipeline.check import check as check
+    from gpuprof.pipeline.compare import CompareDatabasesResult as CompareDatabasesResult
     from gpuprof.pipeline.compare import CompareResult as CompareResult
     from gpuprof.pipeline.compare import compare as compare
+    from gpuprof.pipeline.compare import compare_databases as compare_databases
     from gpuprof.pipeline.compare import compare_gpus as compare_gpus
-    from gpuprof.pipeline.compare_databases import CompareDatabasesResult as CompareDatabasesResult
-    from gpuprof.pipeline.compare_databases import compare_databases as compare_databases
     from gpuprof.pipeline.db import import_measurements as import_measurements
     from gpuprof.pipeline.db import query_database as query_database
     from gpuprof.pipeline.doctor import doctor as doctor
@@ -108,8 +108,7 @@ _NAMES = {
     "errors": "GpuprofError",
     "pipeline.calibrate": "CalibrateOptions CalibrateResult calibrate",
     "pipeline.check": "CheckOptions CheckResult check",
-    "pipeline.compare": "CompareResult compare compare_gpus",
-    "pipeline.compare_databases": "CompareDatabasesResult compare_databases",
+    "pipeline.compare": "CompareDatabasesResult CompareResult compare compare_databases compare_gpus",
     "pipeline.db": "import_measurements query_database",
     "pipeline.doctor": "doctor",
     "pipeline.estimate": "EstimateOptions EstimateResult estimate",

@@ -170,7 +170,7 @@ def compare(
 
 
 def _compare_databases(sides: Sequence[str], options: DatabaseOptions, db: Path | None, chosen: Format) -> None:
-    from gpuprof.pipeline.compare_databases import compare_databases
+    from gpuprof.pipeline.compare import compare_databases
 
     if len(sides) == 1 and sides[0].endswith(".csv"):
         raise InputError(

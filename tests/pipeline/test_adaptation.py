@@ -9,7 +9,7 @@ import pytest
 from gpuprof.cli.main import main
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_file import read_map
-from gpuprof.pipeline.adaptation import MapReplanner, check_adaptable
+from gpuprof.pipeline.serve import MapReplanner, check_adaptable
 from gpuprof.serving.change.adapt import Load
 from tests.estimators.rows import database, measured_row
 from tests.profiling.models import write_mlp

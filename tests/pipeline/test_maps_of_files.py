@@ -10,8 +10,8 @@ import gpuprof
 from gpuprof.cli.main import main
 from gpuprof.domain.map_file import read_map
 from gpuprof.errors import InputError
-from gpuprof.pipeline.adaptation import MapReplanner, check_adaptable
 from gpuprof.pipeline.arguments import locate_files
+from gpuprof.pipeline.serve import MapReplanner, check_adaptable
 from gpuprof.serving.change.adapt import Load
 from tests.small_models import write_text_model
 
