@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.graph.executed_graph import ExecutedNode, Group, tie_nodes
 
@@ -22,42 +24,33 @@ def _node(kind: str, inputs: list[str], outputs: list[str], name: str = "") -> E
 CONV_RELU_ADD = _graph(("Conv", ["x"], ["c"]), ("Relu", ["c"], ["r"]), ("Add", ["r", "x"], ["y"]))
 
 
-def test_nodes_executed_as_they_are_are_tied_one_to_one() -> None:
-    tied = tie_nodes(
-        CONV_RELU_ADD, [_node("Conv", ["x"], ["c"]), _node("Relu", ["c"], ["r"]), _node("Add", ["r"], ["y"])]
-    )
-    assert tied.groups == (Group([0], [0]), Group([1], [1]), Group([2], [2]))
-    assert tied.untied == tied.unexecuted == ()
+ADD = _node("Add", ["r", "x"], ["y"])
 
 
-def test_a_fused_node_computes_all_ops_up_to_the_tensor_it_makes() -> None:
-    tied = tie_nodes(CONV_RELU_ADD, [_node("FusedConv", ["x"], ["r"]), _node("Add", ["r", "x"], ["y"])])
-    assert tied.groups == (Group([0, 1], [0]), Group([2], [1]))
-
-
-def test_a_node_of_the_blocked_layout_is_tied_by_its_name() -> None:
-    executed = [
-        _node("Conv", ["x"], ["token_1"], "r_nchwc"),
-        _node("ReorderOutput", ["token_1"], ["r"]),
-        _node("Add", ["r", "x"], ["y"]),
-    ]
+@pytest.mark.parametrize(
+    ("executed", "groups", "untied"),
+    [
+        pytest.param([_node("Conv", ["x"], ["c"]), _node("Relu", ["c"], ["r"]), ADD],
+                     [([0], [0]), ([1], [1]), ([2], [2])], (), id="as they are"),
+        pytest.param([_node("FusedConv", ["x"], ["r"]), ADD], [([0, 1], [0]), ([2], [1])], (), id="fused"),
+        # The change back works for the convolution.
+        pytest.param([_node("Conv", ["x"], ["token_1"], "r_nchwc"), _node("ReorderOutput", ["token_1"], ["r"]), ADD],
+                     [([0, 1], [0, 1]), ([2], [2])], (), id="blocked layout, by its name"),
+        pytest.param([_node("ReorderInput", ["x"], ["t0"]), _node("FusedConv", ["t0"], ["r"]), ADD],
+                     [([0, 1], [1, 0]), ([2], [2])], (), id="added for one node"),
+        pytest.param([_node("Transpose", ["x"], ["t"]), _node("FusedConv", ["t"], ["r"]),
+                      _node("Add", ["r", "t"], ["y"])], [([0, 1], [1]), ([2], [2])], (0,), id="added for several"),
+        pytest.param([_node("Conv", ["x"], ["new"]), _node("Relu", ["new"], ["r"]), ADD],
+                     [([0, 1], [1, 0]), ([2], [2])], (), id="renamed chain"),
+        pytest.param([ADD, _node("FusedConv", ["x"], ["r"])], [([2], [0]), ([0, 1], [1])], (), id="in another order"),
+    ],
+)  # fmt: skip
+def test_executed_nodes_are_tied_to_the_ops_up_to_the_tensor_they_make(
+    executed: list[ExecutedNode], groups: list[tuple[list[int], list[int]]], untied: tuple[int, ...]
+) -> None:
     tied = tie_nodes(CONV_RELU_ADD, executed)
-    assert tied.groups == (Group([0, 1], [0, 1]), Group([2], [2]))  # the change back works for the convolution
-
-
-def test_an_added_node_works_for_the_one_that_takes_its_output() -> None:
-    executed = [_node("ReorderInput", ["x"], ["t0"]), _node("FusedConv", ["t0"], ["r"]), _node("Add", ["r"], ["y"])]
-    assert tie_nodes(CONV_RELU_ADD, executed).groups == (Group([0, 1], [1, 0]), Group([2], [2]))
-
-
-def test_an_added_node_that_serves_several_groups_is_tied_to_none() -> None:
-    executed = [_node("Transpose", ["x"], ["t"]), _node("FusedConv", ["t"], ["r"]), _node("Add", ["r", "t"], ["y"])]
-    assert tie_nodes(CONV_RELU_ADD, executed).untied == (0,)
-
-
-def test_a_renamed_chain_is_one_group_with_both_times() -> None:
-    executed = [_node("Conv", ["x"], ["new"]), _node("Relu", ["new"], ["r"]), _node("Add", ["r", "x"], ["y"])]
-    assert tie_nodes(CONV_RELU_ADD, executed).groups == (Group([0, 1], [1, 0]), Group([2], [2]))
+    assert tied.groups == tuple(Group(*group) for group in groups)
+    assert tied.untied == untied and tied.unexecuted == ()
 
 
 def test_ops_that_nothing_computes_are_said_to_be_unexecuted() -> None:
@@ -71,8 +64,3 @@ def test_every_op_is_in_one_group_at_most() -> None:
     tied = tie_nodes(graph, [_node("Split", ["x"], ["b", "c"]), _node("Add", ["b", "c"], ["y"])])
     owned = [position for group in tied.groups for position in group.ops]
     assert sorted(owned) == [0, 1, 2]
-
-
-def test_groups_do_not_hang_on_the_order_in_which_nodes_are_listed() -> None:
-    executed = [_node("Add", ["r", "x"], ["y"]), _node("FusedConv", ["x"], ["r"])]
-    assert tie_nodes(CONV_RELU_ADD, executed).groups == (Group([2], [0]), Group([0, 1], [1]))

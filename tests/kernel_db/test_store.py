@@ -15,15 +15,6 @@ from gpuprof.kernel_db.store import KernelDb, merge_segments, new_run_id
 from tests.kernel_db.rows import a_run
 
 
-def test_an_appended_run_is_read_back(tmp_path: Path) -> None:
-    database = KernelDb.create(tmp_path / "db")
-    database.append(a_run("r1"))
-    database.append(a_run("r2", batch=4))
-    assert database.read_table("models").column("batch").to_pylist() == [1, 4]
-    assert database.read_table("kernels").num_rows == 6
-    assert database.read_table("devices").num_rows == 0
-
-
 @pytest.mark.parametrize(
     ("where", "runs"),
     [
@@ -41,6 +32,7 @@ def test_rows_are_filtered_and_columns_come_in_the_order_that_was_asked_for(
     tmp_path: Path, where: dict[str, object], runs: str
 ) -> None:
     database = KernelDb.create(tmp_path / "db")
+    assert database.read_table("models").num_rows == 0 and not (tmp_path / "db").exists()  # before the first run
     for number in range(4):
         database.append(a_run(f"r{number}", model=f"m{number % 2}", batch=number + 1))
     rows = database.read_table("models", ["latency_mean_ms", "run_id"], where)
@@ -59,22 +51,12 @@ def test_duckdb_reads_the_files_without_gpuprof(tmp_path: Path) -> None:
     assert result.fetchall() == [(2, 3.0)]
 
 
-def test_nothing_is_made_before_the_first_run(tmp_path: Path) -> None:
-    database = KernelDb.create(tmp_path / "db")
-    assert database.read_table("models").num_rows == 0
-    assert not (tmp_path / "db").exists()
-
-
 def test_a_database_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"does not exist \(gpuprof profile"):
         KernelDb(tmp_path / "none")
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="is not a directory"):
         KernelDb(tmp_path / "file")
-
-
-def test_a_place_below_a_file_cannot_become_a_database(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
     with pytest.raises(InputError, match="file is not a directory"):
         KernelDb.create(tmp_path / "file" / "db")
 

@@ -40,12 +40,6 @@ def test_a_cpus_shares_are_powers_of_two_of_its_cores_and_all() -> None:
     assert parse_shares("3cores,10", CPU) == (Share(10.0), Share(50.0))
 
 
-def test_models_are_called_by_their_stem_or_as_asked(tmp_path: Path) -> None:
-    first = write_mlp(tmp_path / "a.onnx")
-    models = parse_models([str(first), f"other={first}"])
-    assert [model.name for model in models] == ["a", "other"]
-
-
 def test_two_files_of_one_name_and_missing_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     files = [str(write_mlp(tmp_path / "a.onnx")), str(write_mlp(tmp_path / "d" / "a.onnx"))]
@@ -53,13 +47,16 @@ def test_two_files_of_one_name_and_missing_files_are_refused(tmp_path: Path) -> 
         parse_models(files)
     with pytest.raises(InputError, match="there is no model file nope"):
         parse_models(["nope.onnx"])
+    with pytest.raises(InputError, match="gives the model no name"):
+        parse_models([f"={files[0]}"])
 
 
 def test_cells_are_the_product_and_each_appears_once(tmp_path: Path) -> None:
-    models = parse_models([str(write_mlp(tmp_path / "a.onnx"))])
+    path = write_mlp(tmp_path / "a.onnx")
+    models = parse_models([str(path), f"other={path}"])
+    assert [model.name for model in models] == ["a", "other"]
     cells = plan_cells(models, (1, 2), (Share(50.0), Share(100.0)), (1, 2))
-    assert len(cells) == 8
-    assert len({str(cell) for cell in cells}) == 8
+    assert len(cells) == len({str(cell) for cell in cells}) == 16
 
 
 def test_what_runs_beside_shares_what_is_left_and_is_measured_alone_too(tmp_path: Path) -> None:
@@ -68,12 +65,8 @@ def test_what_runs_beside_shares_what_is_left_and_is_measured_alone_too(tmp_path
     assert parse_neighbour(f"{b}@4:30%", CPU) == neighbours[0]  # as estimate writes it
     cells = plan_cells(parse_models([str(a)]), (1,), (Share(50.0),), neighbours=neighbours)
     assert [str(cell) for cell in cells] == ["a:1:50%", "b:4:30%", "b:1:20%", "a:1:50% beside b:4:30% + b:1:20%"]
-
-
-def test_neighbours_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    a = write_mlp(tmp_path / "a.onnx")
     with pytest.raises(InputError, match="leave no room"):
-        plan_cells(parse_models([str(a)]), (1,), (Share(100.0),), neighbours=[parse_neighbour(str(a), CPU)])
+        plan_cells(parse_models([str(a)]), (1,), (Share(100.0),), neighbours=neighbours)
 
 
 def test_a_model_whose_batch_cannot_be_freed_may_be_measured_at_its_own(tmp_path: Path) -> None:
@@ -96,11 +89,6 @@ def test_a_fixed_batch_is_freed_only_where_another_is_asked(tmp_path: Path) -> N
     assert copy.name == "a"
     assert copy.path.is_relative_to(tmp_path / "copies")
     assert copy.job(4, Share()).graph.inputs[0].shape == (4, 64)
-
-
-def test_an_empty_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="gives the model no name"):
-        parse_models([f"={write_mlp(tmp_path / 'a.onnx')}"])
 
 
 def test_a_picture_without_a_batch_is_measured_at_batch_one_alone(tmp_path: Path) -> None:
