@@ -26,7 +26,7 @@ from gpuprof.export.bundle import (
     replica_names,
     slug,
 )
-from gpuprof.graph.batch_axes import batch_axes
+from gpuprof.graph.dims import batch_axes
 from gpuprof.graph.file import read_onnx
 
 

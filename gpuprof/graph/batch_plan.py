@@ -17,8 +17,7 @@ from onnx import ModelProto, NodeProto, TensorProto, TensorShapeProto, helper, n
 
 from gpuprof.domain.model import Tensor
 from gpuprof.errors import InputError
-from gpuprof.graph.batch_axes import batch_axes
-from gpuprof.graph.dims import bind_inputs, declared_dims, fixed_batch
+from gpuprof.graph.dims import batch_axes, bind_inputs, declared_dims, fixed_batch
 from gpuprof.graph.file import OnnxFile
 from gpuprof.graph.nodes import label, used_names
 from gpuprof.graph.shapes import Shapes

@@ -1,7 +1,8 @@
-"""Binds every free dimension of a model's inputs to a size: batch, sequence lengths, image sizes and others.
+"""Finds the batch dimension of a model's inputs, and binds every free dimension to a size.
 
-Missing sizes are assumed, so that any model can be read and tried; `list_free_dims` tells dimensions with a usual size,
-whose assumption deserves a remark, from dimensions with a mere guess.
+The batch is told by the names of dimensions. Missing sizes of others (sequence lengths, image sizes) are assumed, so
+that any model can be read and tried; `list_free_dims` tells dimensions with a usual size, whose assumption deserves a
+remark, from dimensions with a mere guess.
 """
 
 from __future__ import annotations
@@ -16,10 +17,17 @@ from onnx import TensorProto, TensorShapeProto, ValueInfoProto
 
 from gpuprof.domain.model import Tensor
 from gpuprof.errors import InputError
-from gpuprof.graph.batch_axes import Dim, batch_axes
 from gpuprof.graph.element_types import dtype_name
 from gpuprof.graph.file import MOST_ELEMENTS
 
+# "n" and "bs" only as separate words, "batch" anywhere, as in "batch_size".
+_BATCH = re.compile(r"(^|[^a-z])(bs|n)([^a-z]|$)|batch", re.IGNORECASE)
+_NOT_BATCH = re.compile(r"seq|len|time|height|width|past|token|channel", re.IGNORECASE)
+_LENGTH = re.compile(r"seq|len|token", re.IGNORECASE)
+#: Most channels of an image (red, green, blue, alpha), in its second or last dimension.
+_MOST_COLOURS = 4
+#: A dimension: its size, its name, or None for a free dimension without a name.
+Dim = int | str | None
 #: Default sizes of free dimensions: tokens of a sequence, pixels of a side, colours.
 DEFAULT_DIM, DEFAULT_SIDE, DEFAULT_CHANNELS = 128, 224, 3
 #: Sequence lengths to try where a model refuses the default, such as CLIP's text of at most 77 tokens, or a model fixed
@@ -41,6 +49,51 @@ _WHOLE = frozenset({TensorProto.INT64, TensorProto.INT32})
 #: Names of inputs with cached keys and values of earlier tokens.
 _CACHE = re.compile(r"past|cache|(^|[^a-z])(key|value|kv)s?([^a-z]|$)", re.IGNORECASE)
 _TOTAL, _PAST = re.compile("total", re.IGNORECASE), re.compile("past", re.IGNORECASE)
+
+
+def is_batch(name: str) -> bool:
+    """Return whether a dimension is named like a batch."""
+    return _BATCH.search(name) is not None
+
+
+def batch_axes(inputs: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:
+    """Return the position of the free batch dimension of each input that has such a dimension.
+
+    The batch is a dimension named like a batch at any position, or a ``B`` common to all inputs; else the first
+    dimension, if free and not named like a sequence or a side. Where another input names its batch, the first dimension
+    must also be followed by images or sequences, as in ``[images, 3, 224, 224]`` with ``[batch, sequence]``. Other
+    inputs, and models with a fixed batch, are absent.
+    """
+    axes = {
+        name: axis
+        for name, dims in inputs.items()
+        for axis, dim in reversed(list(enumerate(dims)))
+        if isinstance(dim, str) and dim.isidentifier() and is_batch(dim)
+    }
+    axes = axes or _find_letter_b(inputs)
+    has_named = bool(axes)
+    for name, dims in inputs.items():
+        first = dims[0] if dims else 0
+        open_first = isinstance(first, str) and not _NOT_BATCH.search(first)
+        if name not in axes and (first is None or (open_first and (not has_named or _holds_items(dims)))):
+            axes[name] = 0
+    return axes
+
+
+def _find_letter_b(inputs: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:
+    """Return the position of ``B`` in each input; empty where an input lacks a ``B``, or has an ``A``, too."""
+    shapes = {name: [str(dim).upper() for dim in dims] for name, dims in inputs.items() if dims}
+    if not shapes or any("B" not in dims or "A" in dims for dims in shapes.values()):
+        return {}
+    return {name: dims.index("B") for name, dims in shapes.items()}
+
+
+def _holds_items(dims: tuple[Dim, ...]) -> bool:
+    """Return whether images or sequences follow the first dimension."""
+    if len(dims) == 4:
+        colours = (dims[1], dims[-1])
+        return any(isinstance(size, int) and size <= _MOST_COLOURS for size in colours) or "chann" in str(dims[1])
+    return len(dims) == 2 and isinstance(dims[1], str) and _LENGTH.search(dims[1]) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,7 @@ from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.domain.plural import count_of
 from gpuprof.domain.sizes import Sizes
 from gpuprof.errors import InputError
-from gpuprof.graph.batch_axes import Dim, batch_axes
-from gpuprof.graph.dims import declared_dims, list_free_dims
+from gpuprof.graph.dims import Dim, batch_axes, declared_dims, list_free_dims
 from gpuprof.graph.element_types import dtype_name, elem_type
 from gpuprof.graph.file import read_onnx
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuprof.errors import InputError
-from gpuprof.graph.batch_axes import Dim, batch_axes
+from gpuprof.graph.dims import Dim, batch_axes
 from gpuprof.graph.element_types import dtype_name
 from gpuprof.graph.file import OnnxFile
 

@@ -198,19 +198,16 @@ class KernelDb:
             with suppress(FileNotFoundError):
                 return [listing[name] for name in sorted(replaced_names(listing.values()) & listing.keys())]
 
-    def clear_leftovers(self) -> list[str]:
-        """Remove leftovers of killed writers, unless a writer is active; return the removed names."""
-        removed_names: list[str] = []
+    def clear_leftovers(self) -> None:
+        """Remove leftovers of killed writers, unless a writer is active."""
         with (self.path / _LOCK).open("a") as lock:
             try:
                 # Writers hold the lock shared (`writing`): an exclusive lock proves that no writer is active.
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                return removed_names
+                return
             for path in self.path.glob(f"{TEMPORARY_PREFIX}*"):
                 shutil.rmtree(path, ignore_errors=True)
-                removed_names.append(path.name)
-        return removed_names
 
     @contextmanager
     def writing(self) -> Iterator[None]:

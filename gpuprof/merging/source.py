@@ -21,8 +21,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from gpuprof.domain.model import Tensor
 from gpuprof.errors import InputError
-from gpuprof.graph.batch_axes import Dim, batch_axes
-from gpuprof.graph.dims import declared_dims
+from gpuprof.graph.dims import Dim, batch_axes, declared_dims
 from gpuprof.graph.element_types import dtype_name
 from gpuprof.graph.file import OnnxFile, read_onnx
 from gpuprof.graph.load import infer_shapes

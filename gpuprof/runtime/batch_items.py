@@ -18,7 +18,7 @@ import numpy.typing as npt
 from onnx import TypeProto
 
 from gpuprof.errors import GpuprofError
-from gpuprof.graph.batch_axes import batch_axes
+from gpuprof.graph.dims import batch_axes
 from gpuprof.graph.served_interface import find_unbatched
 from gpuprof.runtime.outputs import is_close, to_numbers
 from gpuprof.runtime.providers import ORT_CPU

@@ -14,9 +14,8 @@ import onnx
 
 from gpuprof.domain.file_access import refuse_to_replace
 from gpuprof.errors import InputError, refuse_unwritable, runtime_errors
-from gpuprof.graph.batch_axes import batch_axes
 from gpuprof.graph.batch_plan import BatchAxis, BatchRewrite, apply_rewrite, plan_rewrite
-from gpuprof.graph.dims import declared_dims
+from gpuprof.graph.dims import batch_axes, declared_dims
 from gpuprof.graph.file import OnnxFile, read_onnx
 from gpuprof.graph.inputs import random_inputs
 from gpuprof.graph.load import load_graph

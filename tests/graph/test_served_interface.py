@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto, helper
 
-from gpuprof.graph.batch_axes import Dim
+from gpuprof.graph.dims import Dim
 from gpuprof.graph.file import read_onnx
 from gpuprof.graph.served_interface import find_unbatched, find_uncarried
 from tests.small_models import write_model
