@@ -160,7 +160,7 @@ class Planner:
             By node and number of the GPU, the MIG instances to create: none unless ``apply_mig``.
         """
         if self.cluster:
-            nodes = [node for node in source.deployment.nodes if needs_machine(node, self.simulated)]
+            nodes = [node for node in source.deployment.nodes if not self.simulated and _is_real(node)]
         elif self.apply_mig and not self.simulated:
             nodes = [chosen_node(source.deployment, self.node)]
         else:
@@ -261,10 +261,15 @@ class _OrderBuilder:
         return PlannedReplica(replica.model, plan, (order,) * replica.processes, standby, members), turns
 
     def _make_order(self, replica: Replica, part: _Part, group: str, node: str) -> WorkerOrder:
-        find = _simulated_path if part is None else model_path
-        path = find(self._deployment, replica.model, self._base)
+        model = self._deployment.models[replica.model]
+        try:
+            path = model_path(self._deployment, replica.model, self._base)
+        except InputError:
+            if part is not None or model.members:
+                raise  # simulation needs no file, but to tell apart the tensors of merged models
+            path = ""
         public = self._public_names.get(replica.model, PublicName(replica.model))
-        sha256 = "" if self._planner.allow_changed else self._deployment.models[replica.model].sha256 or ""
+        sha256 = "" if self._planner.allow_changed else model.sha256 or ""
         order = WorkerOrder(public.name, public.version, path, replica.batch, node=node, sha256=sha256)
         if isinstance(part, _GpuPart):
             return replace(order, provider=gpu_provider() or ORT_CUDA, gpu=part.share, with_mps=part.with_mps)
@@ -294,14 +299,10 @@ def _join_worker(replica: PlannedReplica, turns: str, planned: Sequence[tuple[Pl
     return replace(replica, orders=(replace(order, turns=name, group=name, mates=len(mates), gpu=gpu),))
 
 
-def needs_machine(node: Node, simulated: bool) -> bool:
+def _is_real(node: Node) -> bool:
     """Return whether anything of a node is more than simulated."""
-    return not simulated and any(
-        partition.replicas
-        for gpu in node.gpus
-        if not gpu.device.startswith(SIMULATED_PREFIX)
-        for partition in gpu.partitions
-    )
+    real = (gpu for gpu in node.gpus if not gpu.device.startswith(SIMULATED_PREFIX))
+    return any(partition.replicas for gpu in real for partition in gpu.partitions)
 
 
 def model_path(deployment: DeploymentMap, model: str, base: Path) -> str:
@@ -384,16 +385,6 @@ def _assign_gpu_shares(gpu: Gpu, machine: MachineParts) -> Iterator[_GpuPart]:
         for replica, pct in zip(partition.replicas, pcts, strict=True):
             held_pct = None if partition.unshared else pct
             yield _GpuPart(GpuShare(uuid, held_pct, replica.memory_limit_bytes), with_mps)
-
-
-def _simulated_path(deployment: DeploymentMap, model: str, base: Path) -> str:
-    """Return the model's file, for its inputs and outputs, or an empty string; simulation needs no file."""
-    try:
-        return model_path(deployment, model, base)
-    except InputError:
-        if deployment.models[model].members:
-            raise  # without the file, the models' tensors cannot be told apart
-        return ""
 
 
 def _latency_ms(replica: Replica) -> tuple[float, ...]:

@@ -152,7 +152,10 @@ class HttpApi:
         return None
 
     def _infer_route(self, model: ServedModel) -> Route:
-        return Route(partial(self._infer, model), self._max_body_bytes, True, partial(_refuse_early, model))
+        def refuse_early(text: Buffer, client: str) -> None:
+            model.refuse_early(partial(read_json_urgency, text), client)
+
+        return Route(partial(self._infer, model), self._max_body_bytes, True, refuse_early)
 
     def _answer_metrics(self, client: HttpClient, head: HttpHead, body: RequestBody) -> None:
         from gpuprof.serving.protocol.metrics import CONTENT_TYPE, render_metrics
@@ -217,11 +220,6 @@ class HttpApi:
             view = self.arena.view(text_slot.offset, len(text))
             view[:] = text
             client.respond(200, CONTENT_JSON, b"", [view], text_slot, extra)
-
-
-def _refuse_early(model: ServedModel, text: Buffer, client: str) -> None:
-    """Refuse a request before its tensors have arrived if it could not be answered in time."""
-    model.refuse_early(partial(read_json_urgency, text), client)
 
 
 def _document(describe: Callable[[], object]) -> Route:
