@@ -203,12 +203,6 @@ def _is_main_guard(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
 
 
-def test_what_speaks_is_told_from_what_does_not() -> None:
-    for text in ("print(1)", "import typer", "from rich.table import Table", "import sys\nsys.stdout.write('x')"):
-        assert _speaks(text)
-    assert not _speaks("import sys\nsys.stderr.write('x')\nblueprint(1)\nimport richest")
-
-
 def test_no_two_public_classes_share_a_name() -> None:
     definitions: dict[str, list[str]] = {}
     for path in _sources():
@@ -216,16 +210,3 @@ def test_no_two_public_classes_share_a_name() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 definitions.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
     assert {name: places for name, places in definitions.items() if len(places) > 1} == {}
-
-
-@pytest.mark.parametrize("folder", ["gpuprof", "bench"])
-def test_what_runs_a_module_stands_at_its_end(folder: str) -> None:
-    """A name that is defined below it is not there yet when the module is run."""
-    for path in sorted((PACKAGE.parent / folder).rglob("*.py")):
-        statements = _parse(path).body
-        runs = [
-            number
-            for number, statement in enumerate(statements)
-            if isinstance(statement, ast.If) and "__main__" in ast.dump(statement.test)
-        ]
-        assert runs in ([], [len(statements) - 1]), path

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import gpuprof
 from gpuprof.cli.main import VERBS, build_app, load_verb
-from gpuprof.cli.options import Verbs, list_words
+from gpuprof.cli.options import Verbs, check_output_file, check_output_folder, list_words
 from gpuprof.domain.validation import Count
 from gpuprof.errors import InputError
 from gpuprof.pipeline.settings import Dims, Settings, command_line, option
@@ -130,3 +130,15 @@ def test_every_setting_of_a_verb_is_an_option_under_its_heading(words: str, func
     options = sum(map(len, shown.values()))
     assert options == len(set().union(*shown.values()))
     assert options >= sum(not command_line(field).hidden for group in groups for field in group.model_fields.values())
+
+
+def test_a_directory_is_no_file_and_what_may_not_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InputError, match="it is a directory"):
+        check_output_file(tmp_path)
+    assert check_output_file(tmp_path / "new") == tmp_path / "new"
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    for check in (check_output_file, check_output_folder):
+        with pytest.raises(InputError, match="permission denied"):
+            check(tmp_path / "new")

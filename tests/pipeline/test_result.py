@@ -27,14 +27,6 @@ def test_a_notebook_shows_the_rows_and_escapes_the_notes() -> None:
     assert "<td>–</td>" in html
 
 
-@dataclass(frozen=True)
-class Given(Result):
-    given: tuple[Mapping[str, object], ...] = ()
-
-    def rows(self) -> Sequence[Mapping[str, object]]:
-        return self.given
-
-
 def test_an_error_takes_the_notes_along_and_each_is_told_at_once() -> None:
     messages: list[str] = []
     with pytest.raises(ValueError, match="no more") as raised, NoteList(messages.append) as notes:
