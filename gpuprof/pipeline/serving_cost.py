@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.device import Device
 from gpuprof.domain.map_file import parse_map
 from gpuprof.domain.sizes import name_parts, split_name
 from gpuprof.errors import UnavailableError, install_hint
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import DeviceRow, RunRow, model_at_dims
+from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.pipeline.result import NoteCallback, say_nothing
-from gpuprof.rules.host_work import BUSY_RPS, CALM_RPS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from gpuprof.domain.device import Device
-    from gpuprof.kernel_db.store import KernelDb
-    from gpuprof.rules.host_work import HostWork
-
+from gpuprof.rules.host_work import BUSY_RPS, CALM_RPS, NO_HOST_WORK, HostWork
 
 _COLLECTOR = "serving"
 
@@ -39,12 +34,6 @@ class _RequestInputs:
 
 def measure_serving(database: KernelDb, device: Device, note: NoteCallback = say_nothing) -> None:
     """Measure and store the cost of a request on ``device``, unless it is known or serving is not installed."""
-    from dataclasses import replace
-    from datetime import UTC, datetime
-
-    from gpuprof.kernel_db.store import Run, new_run_id
-    from gpuprof.profiling.sweep.campaign import machine_columns
-
     cost = _find_last_measured(database, device.name)
     if device.kind != "cpu" or (cost is not None and cost.handover_ms is not None):
         return
@@ -54,6 +43,8 @@ def measure_serving(database: KernelDb, device: Device, note: NoteCallback = say
     except (ImportError, UnavailableError) as error:
         note(f"what serving adds to a request is not known: {error} ({install_hint('serve')})")
         return
+    from gpuprof.profiling.sweep.campaign import machine_columns  # `place` needs no profiler
+
     run_id = new_run_id(started)
     row = DeviceRow(
         run_id=run_id,
@@ -92,8 +83,6 @@ def serving_work(database: KernelDb | None, device: Device, rates_rps: Mapping[s
     ``rates_rps``: rates of the models, which weight the mean request, because the work adds up over all models;
     ``alone``: whether this is the only machine, which then runs router and clients, too.
     """
-    from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
-
     cost = None if database is None else _find_last_measured(database, device.name)
     if database is None or cost is None:
         return NO_HOST_WORK
