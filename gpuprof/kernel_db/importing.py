@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from gpuprof.domain.catalogue import devices
 from gpuprof.domain.file_access import refuse_pipe
@@ -138,19 +138,6 @@ def _rounding(text: str) -> float:
     return 0.5 * 10.0 ** int(number.as_tuple().exponent) / float(number)
 
 
-class Importer(Protocol):
-    """Object that imports a file format."""
-
-    def recognizes(self, source: Source) -> bool:
-        """Return whether the file has this importer's format."""
-
-    def read_run(self, source: Source, device: str | None) -> Run:
-        """Return the file as a run.
-
-        Raises `InputError` when no device is given or known, or with the line number for an invalid number.
-        """
-
-
 @dataclass(frozen=True, slots=True)
 class CsvTable:
     """A form of table, with the columns of its run."""
@@ -168,7 +155,10 @@ class CsvTable:
         return set(self.header) <= set(source.header())
 
     def read_run(self, source: Source, device: str | None) -> Run:
-        """Return the table as a run; see `Importer.read_run`."""
+        """Return the table as a run.
+
+        Raises `InputError` when no device is given or known, or with the line number for an invalid number.
+        """
         if (name := device or self.device) is None:
             raise InputError(f"{source.path} does not say which device it is of", "say so with --device")
         run = source.run(name, self.collector, self.notes, **self.run)
@@ -362,7 +352,7 @@ def _make_copy_rows(run: RunRow, group: int, name: str, table: Mapping[str, Any]
 
 
 #: Name of a form → its reader.
-IMPORTERS: Mapping[str, Importer] = MappingProxyType(
+IMPORTERS: Mapping[str, CsvTable | IgniterProfile] = MappingProxyType(
     {
         "parvagpu": CsvTable(
             "import:parvagpu",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
-from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import TABLES
@@ -39,8 +38,7 @@ def read_records(
 ) -> list[Record]:
     """Return the rows of a table as records; only the record's columns are read.
 
-    Raises `InputError` when a file is damaged or of a newer gpuprof; `TypeError` when a field of the record is no
-    column of the table, or has another type. ``record``: the dataclass of a table's rows
+    Raises `InputError` when a file is damaged or of a newer gpuprof. ``record``: the dataclass of a table's rows
     (`gpuprof.kernel_db.schema.TABLES`), or a dataclass with some of its columns, names and types unchanged; ``where``:
     as for `KernelDb.read_table`; ``table``: required for a record with some of the columns.
 
@@ -52,9 +50,9 @@ def read_records(
     >>> read_records(KernelDb(Path(tempfile.mkdtemp())), ModelRow, {"device": "v100"})
     []
     """
-    name = table or _table_of(record)
-    columns = _columns(name, record)
-    content = database.read_table(name, list(columns), where)
+    name = table or next(name for name, row in TABLES.items() if row is record)
+    columns = [field.name for field in fields(record)]
+    content = database.read_table(name, columns, where)
     # Column by column: a dictionary per row takes several times as long.
     values = [list_values(content.column(column)) for column in columns]
     return [record(*row) for row in zip(*values, strict=True)]
@@ -68,26 +66,6 @@ def list_values(column: pa.ChunkedArray) -> list[Any]:
         return list(column.to_pylist())
     # By hand: pyarrow would import pandas, if installed, for this, which takes half a second.
     return [None if us is None else _EPOCH + timedelta(microseconds=us) for us in column.cast(pa.int64()).to_pylist()]
-
-
-def _table_of(record: type[Any]) -> str:
-    for name, row in TABLES.items():
-        if row is record:
-            return name
-    raise TypeError(f"{record.__name__} is no table's row: say of which table it has columns")
-
-
-@cache
-def _columns(table: str, record: type[Any]) -> tuple[str, ...]:
-    """Return the record's columns, its types checked against the table's."""
-    column_types, field_types = get_type_hints(TABLES[table]), get_type_hints(record)
-    for field in fields(record):
-        if field_types[field.name] != column_types.get(field.name):
-            raise TypeError(
-                f"{record.__name__}.{field.name} is {field_types[field.name]}, but in the table {table} it is "
-                f"{column_types.get(field.name, 'no column')}"
-            )
-    return tuple(field.name for field in fields(record))
 
 
 @dataclass(frozen=True, slots=True)

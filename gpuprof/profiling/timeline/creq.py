@@ -109,21 +109,21 @@ class GpuRequirement:
     #: ``max_occupancy_pct``, ``wavg_occupancy_pct``, ``wavg_sm_util_pct``: The metrics of Creq; overlapping kernels are
     #: summed, to at most 100 (`domain.occupancy.cap_occupancy`). Averages cover the whole execution, including gaps
     #: between kernels, as in the thesis; None if the gaps are unknown.
-    max_occupancy_pct: float | None
-    wavg_occupancy_pct: float | None
-    wavg_sm_util_pct: float | None
+    max_occupancy_pct: float | None = None
+    wavg_occupancy_pct: float | None = None
+    wavg_sm_util_pct: float | None = None
     #: ``l2_pct``, ``dram_pct``: Use of L2's and DRAM's bandwidth, weighted by the kernels' times.
-    l2_pct: float | None
-    dram_pct: float | None
-    kernel_count: float | None  #: None if CUDA graphs were recorded without their kernels.
-    busy_ms: float | None  #: Time in which a kernel ran, or a CUDA graph.
-    copy_ms: float  #: Time in which a copy or a memset ran and no kernel.
+    l2_pct: float | None = None
+    dram_pct: float | None = None
+    kernel_count: float | None = None  #: None if CUDA graphs were recorded without their kernels.
+    busy_ms: float | None = None  #: Time in which a kernel ran, or a CUDA graph.
+    copy_ms: float = 0.0  #: Time in which a copy or a memset ran and no kernel.
     #: Time in which the device waited for launches: the latency of a run without a profiler, beyond kernels, copies and
     #: memsets. Without such a latency: idle time between the first kernel's start and the last kernel's end, which a
     #: profiler stretches.
-    dispatch_ms: float | None
-    h2d_bytes: float | None
-    d2h_bytes: float | None
+    dispatch_ms: float | None = None
+    h2d_bytes: float | None = None
+    d2h_bytes: float | None = None
     #: Column of ``kernels`` behind the occupancies: ``"achieved_occupancy_pct"`` or ``"launch_occupancy_pct"``.
     occupancy_source: str | None = None
     notes: tuple[str, ...] = ()  #: Refused figures, with the reason.
@@ -195,16 +195,9 @@ def _counted_requirement(kernels: pd.DataFrame) -> GpuRequirement | None:
     runs = max(1, kernels["repeat"].nunique()) if "repeat" in kernels else 1
     return GpuRequirement(
         max_occupancy_pct=None if occupancy is None else float(occupancy.max()),
-        wavg_occupancy_pct=None,
-        wavg_sm_util_pct=None,
         l2_pct=_weighted_mean(kernels, "l2_throughput_pct"),
         dram_pct=_weighted_mean(kernels, "dram_throughput_pct"),
         kernel_count=len(kernels) / runs,
-        busy_ms=None,
-        copy_ms=0.0,
-        dispatch_ms=None,
-        h2d_bytes=None,
-        d2h_bytes=None,
         occupancy_source=source,
     )
 
@@ -262,9 +255,7 @@ def _run_figures(
         "dispatch_ms": (float(lengths.sum()) - between) / 1e6,
         "l2_pct": _weighted_mean(part, "l2_throughput_pct"),
         "dram_pct": _weighted_mean(part, "dram_throughput_pct"),
-        "max_occupancy_pct": None,
-        "wavg_occupancy_pct": None,
-        "wavg_sm_util_pct": None,
+        **dict.fromkeys(("max_occupancy_pct", "wavg_occupancy_pct", "wavg_sm_util_pct")),
     }
     if occupancy is not None and busy:
         sums = cap_occupancy(sums)
