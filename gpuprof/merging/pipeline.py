@@ -174,26 +174,17 @@ def merge_sources(sources: Sequence[SourceModel], options: MergeOptions) -> Merg
     Equal weights are stored once in any case, at no cost.
     """
     groups = group_nodes(sources, options.omega)
-    setting = _setting(sources, options)
+    setting = GainContext([options.batches.get(source.name, 1) for source in sources], options.rates)
     left_out: dict[int, str] = {}
     plan = make_plan(sources, groups)
     # A group left out changes the gain of its neighbours. The loop ends because the set of groups left out grows.
     while unprofitable := _find_unprofitable(plan, setting, options.force):
         left_out |= unprofitable
         plan = make_plan(sources, groups, left_out)
-    return _build_merge(plan, setting, options)
-
-
-def _setting(sources: Sequence[SourceModel], options: MergeOptions) -> GainContext:
-    return GainContext([options.batches.get(source.name, 1) for source in sources], options.rates)
-
-
-def _build_merge(plan: MergePlan, setting: GainContext, options: MergeOptions) -> MergedInMemory:
     plan_gain = PlanGain(plan, setting)
-    gain_s = plan_gain.gain_s(plan_gain.steps)
     model, described = build_merged(plan)
-    report = report_merge(plan, model, gain_s, options.omega)
-    return MergedInMemory(tuple(plan.sources), model, described, report)
+    report = report_merge(plan, model, plan_gain.gain_s(plan_gain.steps), options.omega)
+    return MergedInMemory(tuple(sources), model, described, report)
 
 
 def _opset(path: Path) -> int:
@@ -346,20 +337,15 @@ def report_merge(plan: MergePlan, model: ModelProto, gain_s: float, omega: float
         models=tuple(source.name for source in plan.sources),
         operators=tuple(rows),
         other_ops_merged=unweighted_merges,
-        weight_bytes_before=sum(weights_of(source) for source in plan.sources),
-        weight_bytes_after=sum(_bytes(t.name, t.data_type, t.dims) for t in model.graph.initializer),
+        weight_bytes_before=sum(  # equal data counted once
+            sum({source.digest(name): source.weight_bytes(name) for name in source.weights}.values())
+            for source in plan.sources
+        ),
+        weight_bytes_after=sum(
+            Tensor(t.name, dtype_name(t.data_type), tuple(t.dims)).bytes for t in model.graph.initializer
+        ),
         gain_s=gain_s,
     )
-
-
-def weights_of(source: SourceModel) -> int:
-    """Return the bytes of a model's constants, equal data counted once."""
-    distinct = {source.digest(name): source.weight_bytes(name) for name in source.weights}
-    return sum(distinct.values())
-
-
-def _bytes(name: str, data_type: int, dims: Sequence[int]) -> int:
-    return Tensor(name, dtype_name(data_type), tuple(dims)).bytes
 
 
 def _row(plan: MergePlan, step: Step, group: NodeGroup, omega: float) -> OperatorRow:

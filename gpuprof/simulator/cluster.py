@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -16,7 +16,7 @@ from gpuprof.domain.validation import parse_duration
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.rules.batching import wait_limit_ms
 from gpuprof.rules.host_work import NO_HOST_WORK, HostWork, cores_of
-from gpuprof.rules.turns import LoadedReplica, find_mean_waits, load_replica
+from gpuprof.rules.turns import find_mean_waits, load_replica
 from gpuprof.simulator.state import NS_PER_MS, ClusterArrays, Ints
 
 #: Least coefficient of variation; smaller values are treated as 0, because the gamma shape 1 / cv² would overflow.
@@ -120,7 +120,10 @@ def build_cluster(
     latency = turn_ms + find_waits(places)[:, None]
     turns = _number_turns(places)
     wait_ms = np.array(
-        [_max_wait_ms(deployment, replica, row.tolist()) for replica, row in zip(replicas, latency, strict=True)]
+        [
+            wait_limit_ms(r.max_wait_ms, deployment.models[r.model].slo_ms, row[: r.batch].tolist())
+            for r, row in zip(replicas, latency, strict=True)
+        ]
     )
     if options.batch_timeout_ms is not None:
         wait_ms = np.full(len(replicas), options.batch_timeout_ms)
@@ -189,17 +192,9 @@ def _number_turns(places: Sequence[PlacedInstance]) -> NDArray[np.int64]:
 
 def find_waits(places: Sequence[PlacedInstance]) -> NDArray[np.float64]:
     """Return the mean wait of each replica for its turn, in milliseconds."""
-    return np.array([wait_ms for replicas in _load_partitions(places) for wait_ms in find_mean_waits(replicas)])
-
-
-def _load_partitions(places: Sequence[PlacedInstance]) -> Iterator[list[LoadedReplica]]:
-    for _, group in groupby(places, key=lambda place: id(place.partition)):
-        yield [load_replica(place.replica) for place in group]
-
-
-def _max_wait_ms(deployment: DeploymentMap, replica: Replica, latency_ms: Sequence[float]) -> float:
-    slo_ms = deployment.models[replica.model].slo_ms
-    return wait_limit_ms(replica.max_wait_ms, slo_ms, latency_ms[: replica.batch])
+    partitions = (list(group) for _, group in groupby(places, key=lambda place: id(place.partition)))
+    waits_ms = (find_mean_waits([load_replica(place.replica) for place in group]) for group in partitions)
+    return np.array([wait_ms for partition in waits_ms for wait_ms in partition])
 
 
 def _ns(milliseconds: Sequence[float] | NDArray[np.float64]) -> NDArray[np.int64]:

@@ -388,12 +388,6 @@ def choose_replica(cluster: ClusterArrays, state: State, model: int, now: int) -
     # Like `FastestFirst`, the turn moves only if there is a choice.
     if live_processes > 1:
         state.turn[model] += 1
-    return find_fastest(cluster, state, model, now)
-
-
-def find_fastest(cluster: ClusterArrays, state: State, model: int, now: int) -> tuple[int, float]:
-    """Return the fastest replica of a model and the ms until its answer, by the rule."""
-    first, last = cluster.choice_start[model], cluster.choice_start[model + 1]
     for position in range(first, last):
         state.finish_ms[position - first] = finish_of(cluster, state, cluster.choice[position], now)
     index = argmin_in_turn(state.finish_ms[: last - first], state.turn[model])
@@ -402,15 +396,21 @@ def find_fastest(cluster: ClusterArrays, state: State, model: int, now: int) -> 
 
 def finish_of(cluster: ClusterArrays, state: State, replica: int, now: int) -> float:
     """Return the ms until the answer to a request that joins this replica now."""
-    first = cluster.first_process[replica]
-    count = (cluster.first_process[replica + 1] - first) * state.alive[replica]  # a dead replica never answers
-    for i in range(count):
-        state.busy_ms[i] = max(0, state.expected_at[first + i] - now) * MS
+    count = _fill_busy(cluster, state, replica, now)
     waiting = state.waiting[replica]
     waited_ms = (now - state.joined[state.queue_head[replica]]) * MS if waiting > 0 else 0.0
     latency = cluster.latency_ms[replica][: cluster.batch[replica]]
     rows = expected_batch_of(cluster, state, replica)
     return finish_ms(waiting, waited_ms, state.busy_ms[:count], rows, latency, state.wait_ms[replica])
+
+
+def _fill_busy(cluster: ClusterArrays, state: State, replica: int, now: int) -> int:
+    """Fill ``busy_ms`` with the time until each process is free; return their number, 0 for a dead replica."""
+    first = cluster.first_process[replica]
+    count: int = (cluster.first_process[replica + 1] - first) * state.alive[replica]
+    for i in range(count):
+        state.busy_ms[i] = max(0, state.expected_at[first + i] - now) * MS
+    return count
 
 
 def expected_batch_of(cluster: ClusterArrays, state: State, replica: int) -> int:
@@ -424,10 +424,7 @@ def makes_oldest_late_at(cluster: ClusterArrays, state: State, replica: int, now
     waiting = state.waiting[replica]
     if waiting == 0:
         return False
-    first = cluster.first_process[replica]
-    count = (cluster.first_process[replica + 1] - first) * state.alive[replica]
-    for i in range(count):
-        state.busy_ms[i] = max(0, state.expected_at[first + i] - now) * MS
+    count = _fill_busy(cluster, state, replica, now)
     # The SLO counts from sending; the batching delay in `finish_of` counts from joining the queue.
     waited_ms = (now - state.arrived[state.queue_head[replica]]) * MS
     latency = cluster.latency_ms[replica][: cluster.batch[replica]]
