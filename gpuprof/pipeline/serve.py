@@ -39,7 +39,7 @@ from gpuprof.runtime.module_command import module_command
 from gpuprof.serving.change.adapt import AdaptSettings, Load
 from gpuprof.serving.control import send_apply
 from gpuprof.serving.plan.serving_plan import MapSource
-from gpuprof.serving.server import EngineMaker, Ready
+from gpuprof.serving.server import Ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +324,7 @@ def run_map_server(
     taken, or a worker cannot start. ``ready``: called once with the addresses and the numbers of models and workers;
     ``note``: called with each remark immediately.
     """
+    from gpuprof.serving.engine import RayEngine
     from gpuprof.serving.plan.serving_plan import SHADOW_PCT, Planner
     from gpuprof.serving.server import run_server
     from gpuprof.serving.server_settings import ServerSettings
@@ -333,7 +334,8 @@ def run_map_server(
 
     path = Path(map_file)
     configure_logging(settings.log)
-    make_engine = _choose_engine(settings.engine, settings.ray_address, settings.insecure)
+    if settings.engine not in (_LOCAL, _RAY):
+        raise unknown_name("engine", settings.engine, [_LOCAL, _RAY])
     source = MapSource.read_map(path)
     planner = Planner(
         f"serve-{os.getpid()}",
@@ -361,7 +363,9 @@ def run_map_server(
         tracer=None if settings.otlp is None else otlp_tracer(settings.otlp),
         adapt=_plan_adaptation(source, path, settings, note) if settings.adapt else None,
     )
-    run_server(source, planner, server_settings, ready, make_engine)
+    is_clustered = settings.engine == _RAY
+    engine = RayEngine(settings.ray_address or "", security, settings.insecure) if is_clustered else None
+    run_server(source, planner, server_settings, ready, engine)
 
 
 def _plan_adaptation(source: MapSource, path: Path, settings: ServeSettings, note: NoteCallback) -> AdaptSettings:
@@ -498,21 +502,6 @@ def _end(process: subprocess.Popen[bytes], limit_s: float) -> None:
 
 
 _LOCAL, _RAY = "local", "ray"
-
-
-def _choose_engine(name: str, ray_address: str | None, insecure: bool) -> EngineMaker | None:
-    """Return the factory of the engine with this name; None: the server's own engine.
-
-    Raises `InputError` for an unknown name; `UnavailableError` when Ray is not installed. ``ray_address``: None: the
-    cluster of this machine; ``insecure``: whether workers on other machines may be reached without TLS.
-    """
-    if name == _LOCAL:
-        return None
-    if name != _RAY:
-        raise unknown_name("engine", name, [_LOCAL, _RAY])
-    from gpuprof.serving.engine import ray_engine
-
-    return ray_engine(ray_address, insecure)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,14 +7,13 @@ tensors travel on these connections.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gpuprof.errors import GpuprofError, UnavailableError, install_hint
+from gpuprof.errors import GpuprofError, UnavailableError
 from gpuprof.machine.ray_cluster import join_cluster
 from gpuprof.runtime.module_command import module_command
 from gpuprof.serving.machine.machine import MachineOrder, MachineProcess
@@ -27,8 +26,7 @@ from gpuprof.serving.watch.logs import LOGGER
 from gpuprof.serving.watch.supervised_process import LivingProcess, SupervisedProcess
 
 if TYPE_CHECKING:
-    from gpuprof.serving.server import EngineMaker
-    from gpuprof.serving.server_settings import ServerSettings
+    pass
 
 _NAME = "here"
 _COME_S, _PATIENCE_S = 120.0, 20.0
@@ -136,27 +134,6 @@ def _log_failure(error: GpuprofError) -> None:
 _RESOURCE = "gpuprof:"
 _END_S = 15.0
 _RETRY_S = 5.0
-
-
-def ray_engine(address: str | None, insecure: bool) -> EngineMaker:
-    """Return the maker of the engine.
-
-    Raises `UnavailableError` when Ray is not installed.
-
-    Parameters
-    ----------
-    address : str or None
-        Address of the cluster; None: the cluster of this machine.
-    insecure : bool
-        If True, the rendezvous may be open to other machines without TLS.
-    """
-    if importlib.util.find_spec("ray") is None:
-        raise UnavailableError("ray is not installed", install_hint("ray"))
-
-    def make(arena: Arena, settings: ServerSettings) -> RayEngine:
-        return RayEngine(address or "", settings.security, insecure)
-
-    return make
 
 
 class RayMachine:

@@ -38,8 +38,6 @@ from gpuprof.serving.watch.statistics import StallMeter
 POISON_VARIABLE = "GPUPROF_POISON"
 _WATCH_S = 0.5
 
-#: Makes the engine, which runs the machines, from the arena and the `ServerSettings`.
-EngineMaker = Callable[[Arena, ServerSettings], Engine]
 #: Called with the server's address, and the numbers of models and workers.
 Ready = Callable[[str, int, int], None]
 
@@ -216,12 +214,12 @@ class Server:
     source : MapSource
     planner : Planner
     settings : ServerSettings
-    make_engine : callable
-        By default it makes the engine of this machine alone.
+    engine : Engine or None
+        Runs the machines; None: the engine of this machine alone.
     """
 
     def __init__(
-        self, source: MapSource, planner: Planner, settings: ServerSettings, make_engine: EngineMaker | None = None
+        self, source: MapSource, planner: Planner, settings: ServerSettings, engine: Engine | None = None
     ) -> None:
         self._source = source
         self._planner = planner
@@ -230,7 +228,7 @@ class Server:
         self.stalls = StallMeter(time.monotonic())
         self._arena = Arena(settings.buffer_bytes, poison=os.environ.get(POISON_VARIABLE) == "1")
         self.router = Router(self._arena, settings.tracer)
-        self._engine = make_engine(self._arena, settings) if make_engine else LocalEngine(self._arena)
+        self._engine = engine or LocalEngine(self._arena)
         self._engine.on_moved = lambda: self._start_controller(self._follow_machines())
         self._worker_fleet = WorkerFleet(self.router, self._engine, settings.hang_s, settings.drain_s)
         self._api = HttpApi(self.router, settings, self.stalls)
@@ -362,7 +360,7 @@ def run_server(
     planner: Planner,
     settings: ServerSettings,
     ready: Ready,
-    make_engine: EngineMaker | None = None,
+    engine: Engine | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM.
 
@@ -377,7 +375,7 @@ def run_server(
     shorten_wakeup_latency()
 
     async def main() -> None:
-        await Server(source, planner, settings, make_engine).run(ready)
+        await Server(source, planner, settings, engine).run(ready)
 
     uvloop.run(main())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -20,7 +20,6 @@ from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.router.served_replica import ReplicaPlan, ServedReplica
 from gpuprof.serving.router.simulated_worker import SIMULATED_PROVIDER, SimulatedWorker
 from gpuprof.serving.router.worker import ProcessWorker, ServedWorker
-from gpuprof.serving.transport.datatypes import ModelSpec
 from gpuprof.serving.watch.logs import LOGGER
 from gpuprof.serving.watch.statistics import ModelStatistics
 
@@ -101,7 +100,7 @@ class WorkerFleet:
                 model.slo_ms = deployment.models[name].slo_ms
                 model.reserve.percentile = deployment.models[name].percentile
             for replica in started:
-                _join(replica)
+                replica.model.replicas.append(replica.replica)
             lost = models.keys() - {replica.planned.model for replica in (*unchanged, *started)}
             unchanged += [replica for replica in leaving if replica.planned.model in lost]
             leaving = [replica for replica in leaving if replica.planned.model not in lost]
@@ -121,7 +120,8 @@ class WorkerFleet:
         """Give the router the models with a replica, and the reasons why the others have none."""
         models = list(dict.fromkeys(replica.model for replica in self._running))
         for model in models:
-            model.spec = _find_largest_spec(replica.replica for replica in self._running if replica.model is model)
+            specs = [spec for r in self._running if r.model is model for spec in r.replica.specs]
+            model.spec = max(specs, key=lambda spec: spec.max_batch)
         reasons = {}
         for (name, replica), fault in faults.items():
             served = any(model.name == name for model in models)
@@ -146,7 +146,7 @@ class WorkerFleet:
                 return None
             old = next(r for r in self._running if r.planned.plan.name == replica)
             del self._standbys[replica]
-            _join(ready)
+            ready.model.replicas.append(ready.replica)
             self._running[self._running.index(old)] = ready
             assert old.planned.standby is not None
             for claim in old.planned.standby.claims:
@@ -299,17 +299,6 @@ class WorkerFleet:
             return SimulatedWorker(name, order, self._hang_s)
         machine = await self._engine.machine(order.node)
         return ProcessWorker(name, order, self._hang_s, machine, self._router.arena)
-
-
-def _join(running: _RunningReplica) -> None:
-    """Let the model of a replica give it requests."""
-    running.model.replicas.append(running.replica)
-
-
-def _find_largest_spec(replicas: Iterable[ServedReplica]) -> ModelSpec:
-    """Return the specification of the replica with the largest batch."""
-    specs = [spec for replica in replicas for spec in replica.specs]
-    return max(specs, key=lambda spec: spec.max_batch)
 
 
 def _identity(planned: PlannedReplica) -> tuple[object, ...]:
