@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from gpuprof.domain.demand import Demand, Slo
-from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, Estimate, Figure, Workload
+from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, Figure, Workload
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.share import Share
-from gpuprof.errors import InputError
 from gpuprof.placement.contract import ExponentialQueue, LinearEstimator, demand, plain_device, problem
 from gpuprof.placement.planned_workloads import PlannedWorkloads, find_alike, planned_ms
 from gpuprof.placement.problem import MEANS, Options, Problem
@@ -49,69 +46,6 @@ def test_neighbours_are_asked_about_only_where_there_are_some() -> None:
     beside = (Workload("n", 1, Share(25.0)),)
     assert workloads.latency_ms(device, Workload("m", 1, Share())) == 3.0
     assert workloads.latency_ms(device, Workload("m", 1, Share()), beside) == 6.0
-
-
-class _Counting(LinearEstimator):
-    """Counts what it is asked, and knows nothing of batches above 4."""
-
-    asked = 0
-
-    def estimate(
-        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
-    ) -> Estimate:
-        _Counting.asked += 1
-        if batch > 4:
-            raise InputError(f"batch {batch} was not measured")
-        return super().estimate(model, device, batch, share, beside, processes)
-
-
-def test_an_estimator_is_asked_once_for_each_workload_and_once_where_it_refuses() -> None:
-    _Counting.asked = 0
-    workloads = PlannedWorkloads(replace(problem([demand("m")]), estimator=_Counting()))
-    for _ in range(3):
-        workloads.estimate(plain_device(), Workload("m", 1, Share()))
-        with pytest.raises(InputError, match="batch 8 was not measured"):
-            workloads.estimate(plain_device(), Workload("m", 8, Share()))
-    assert _Counting.asked == 2
-
-
-def test_the_order_of_neighbours_is_not_another_question() -> None:
-    _Counting.asked = 0
-    workloads = PlannedWorkloads(replace(problem([demand("m")]), estimator=_Counting(slowdown=1.0)))
-    first, second = Workload("n", 1, Share(25.0)), Workload("o", 2, Share(25.0))
-    one_way = workloads.latency_ms(plain_device(), Workload("m", 1, Share(50.0)), (first, second))
-    assert workloads.latency_ms(plain_device(), Workload("m", 1, Share(50.0)), (second, first)) == one_way
-    assert _Counting.asked == 1
-
-
-def test_times_beside_neighbours_are_asked_for_once_and_kept_by_neighbour() -> None:
-    questions: list[tuple[int, tuple[Workload, ...]]] = []
-
-    class Counting(LinearEstimator):
-        def estimate(
-            self,
-            model: str,
-            device: Device,
-            batch: int,
-            share: Share,
-            beside: Sequence[Workload] = (),
-            processes: int = 1,
-        ) -> Estimate:
-            questions.append((batch, tuple(beside)))
-            return super().estimate(model, device, batch, share, beside, processes)
-
-    workloads, device = (
-        PlannedWorkloads(replace(problem([demand("m")]), estimator=Counting(slowdown=1.0))),
-        plain_device(),
-    )
-    first, second = Workload("n", 1, Share(25.0)), Workload("o", 1, Share(25.0))
-    small, large = (
-        workloads.server(device, Workload("m", batch, Share(50.0)), beside)
-        for batch, beside in ((2, (first, second)), (4, (second, first)))
-    )
-    assert large.latency_ms[:2] == small.latency_ms and sorted(batch for batch, _ in questions) == [1, 2, 3, 4]
-    alone = workloads.server(device, Workload("m", 4, Share(50.0)), (first,))
-    assert alone.latency_ms[0] < large.latency_ms[0]
 
 
 def test_another_estimator_and_another_confidence_have_answers_of_their_own() -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 import random
 
-import highspy
 import numpy as np
 import pytest
 
@@ -129,24 +128,3 @@ def test_a_solution_that_breaks_a_row_is_told_and_rounding_is_not() -> None:
     assert find_violated_row(columns, np.array([2.0 + 1e-12])) is None
     assert find_violated_row(columns, np.array([0.0])) == 0
     assert find_violated_row(columns, np.array([2.001])) == 1
-
-
-def test_a_whole_number_that_could_be_billions_is_bounded_where_highs_can_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    highs = list[float]()
-
-    def read_bounds(solver: highspy.Highs, model: highspy.HighsLp) -> object:
-        highs.extend(model.col_upper_)
-        return pass_model(solver, model)
-
-    pass_model = highspy.Highs.passModel
-    monkeypatch.setattr(highspy.Highs, "passModel", read_bounds)
-    program = Program()
-    row = program.row(low=3.0)
-    program.column(1.0, {row: 1.25}, 4.0)
-    program.column(0.1, {row: 1.9e-9}, 2_822_491_736.0)
-    program.column(0.5, {row: 0.1})
-    solution = program.solve(time_limit_s=1.0)
-    assert solution is not None and solution.values == (3.0, 0.0, 0.0)
-    assert [high for high in highs if math.isfinite(high)] == [4.0, 1e9]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.share import Share
-from gpuprof.domain.sojourn import LAST_LOAD, Arrivals, BatchServer, QueueModel, grid_to_load, load_to_grid
+from gpuprof.domain.sojourn import LAST_LOAD, Arrivals, BatchServer, QueueModel, grid_to_load
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.pipeline.problem import make_queueing
 from gpuprof.placement.contract import ExponentialQueue, demand, plain_device, problem
@@ -133,12 +133,3 @@ def test_where_the_queue_grows_without_bound_at_the_next_load_the_last_in_time_i
     assert find_load(lambda load: 1.0 if load < 0.5 else math.inf, 2.0, 0.3) == max(
         grid_to_load(index) for index in range(LAST_LOAD) if grid_to_load(index) < 0.5
     )
-
-
-def test_under_a_limit_beyond_all_tails_the_most_of_the_grid_is_found() -> None:
-    assert find_load(lambda _: 0.5, 1e300, 0.5) == grid_to_load(LAST_LOAD - 1)
-
-
-@pytest.mark.parametrize("index", [0, 1, 17, 79])
-def test_the_place_of_a_load_of_the_grid_is_its_number(index: int) -> None:
-    assert load_to_grid(grid_to_load(index)) == pytest.approx(index, abs=0.02)

@@ -1,14 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprof.domain.demand import Demand
-from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
@@ -17,8 +12,7 @@ from gpuprof.placement.contract import LinearEstimator, demand, plain_device, pr
 from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options
 from gpuprof.placement.search_space import MOST_DEVICES, refuse_oversized
-from gpuprof.placement.segment import Segment, Segments
-from tests.placement.curved import CurvedEstimator
+from gpuprof.placement.segment import Segments
 
 #: 100 requests/s on the whole device at any batch, whatever share.
 SLOW = LinearEstimator(start_ms=0.0, each_ms=10.0, interval=0.0)
@@ -85,25 +79,6 @@ def test_a_capacity_is_met_and_little_more_is_not(slo: float, rate: float) -> No
         assert segments.meets(wanted, device, workload, segment.capacity_rps)
         if segment.capacity_rps < rate:
             assert not segments.meets(wanted, device, workload, segment.capacity_rps * 1.02)
-
-
-def test_under_each_share_the_batch_that_was_best_under_the_last_is_looked_at_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    given = problem([demand("m", 1e6, 20.0)], options=Options(latency_budget=0.5))
-    given = replace(given, estimator=CurvedEstimator(gaps=False))
-    segments, first = Segments(given), []
-    make = segments.make
-
-    def make_and_note(wanted: Demand, device: Device, workload: Workload, **how: Any) -> Segment | None:
-        if how["least_rps"] == 0.0:
-            first.append(workload.batch)
-        return make(wanted, device, workload, **how)
-
-    monkeypatch.setattr(segments, "make", make_and_note)
-    best = [segment.batch for segment in segments.best(given.demands[0], plain_device())]
-    assert len(set(best)) > 1
-    assert first[-len(best) + 1 :] == best[:-1]
 
 
 def test_a_rate_that_no_plan_of_a_size_serves_is_refused_before_it_is_planned() -> None:

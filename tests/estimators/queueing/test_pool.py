@@ -84,13 +84,6 @@ def test_many_large_replicas_that_all_begin_idle_are_looked_at_once_they_are_out
     assert QUEUE.pool(Arrivals(rate), servers).whole.percentile(99) == near_tail(spent)
 
 
-@pytest.mark.parametrize("load", [1e-6, 5e-4, 0.0155, 0.04, 0.0769, 0.2, 0.5])
-def test_replicas_without_batches_are_as_busy_as_their_requests_take(load: float) -> None:
-    servers = (server(1),) * 2
-    pool = QUEUE.pool(Arrivals(load * capacity_rps(servers)), servers)
-    assert [part.sojourn.utilization for part in pool.parts] == pytest.approx([load] * 2, rel=0.01)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "shape",
@@ -164,16 +157,6 @@ def test_sharing_a_stream_is_no_slower_than_splitting_it(batch: int, load: float
     alone = QUEUE.sojourn(Arrivals(load * replica.capacity_rps), replica).percentile(99)
     pooled = QUEUE.pool(Arrivals(load * count * replica.capacity_rps), (replica,) * count).whole.percentile(99)
     assert pooled <= alone * 1.03
-
-
-@settings(max_examples=8, deadline=None)
-@given(st.floats(0.3, 0.9))
-def test_the_order_of_replicas_does_not_matter(load: float) -> None:
-    servers = (server(4), server(16, 25.0), server(4))
-    rate = load * capacity_rps(servers)
-    forth, back = QUEUE.pool(Arrivals(rate), servers), QUEUE.pool(Arrivals(rate), servers[::-1])
-    assert forth.whole == back.whole
-    assert forth.parts == back.parts[::-1]
 
 
 def test_large_pools_wait_less_and_less() -> None:

@@ -261,22 +261,6 @@ def test_a_lightly_loaded_replica_has_the_queue_of_its_small_batches(cv: float, 
     assert sojourn.utilization == pytest.approx(whole.utilization, rel=1e-3)
 
 
-def test_replicas_that_differ_in_unused_batches_have_one_queue() -> None:
-    some, more = _long_server(64), _long_server(128)
-    assert drop_unused_batches(1000.0, some) == drop_unused_batches(1000.0, more)
-    assert BatchQueue().sojourn(Arrivals(1000.0), some) == BatchQueue().sojourn(Arrivals(1000.0), more)
-
-
-def test_batches_that_fill_are_kept() -> None:
-    server = _long_server(16)
-    assert drop_unused_batches(0.9 * server.capacity_rps, server) is server
-
-
-def test_a_larger_batch_that_is_quicker_counts_with_the_slowest_below_it() -> None:
-    server = replace(_long_server(4), latency_ms=(50.0, 1.0, 1.0, 1.0))
-    assert drop_unused_batches(50.0, server).batch == 4
-
-
 def test_planning_without_queues_does_not_import_scipy() -> None:
     code = """
 import sys

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,7 +25,6 @@ from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Options, Problem
-from gpuprof.placement.published import igniter
 from gpuprof.placement.published.igniter import Igniter
 from tests.placement.published.igniter_workloads import table_1, table_3
 
@@ -147,22 +144,3 @@ def test_where_a_larger_batch_is_asked_for_than_is_known_the_largest_is_taken() 
     placement, _ = solve_and_check(Igniter(), igniters(loose))
     (replica,) = (placed for gpu in placement.gpus for placed in gpu.replicas())
     assert (replica.batch, replica.rate_rps) == (32, 500.0)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_device_that_would_need_more_than_another_is_given_up_early_and_changes_no_map(
-    monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    draw = random.Random(seed)
-    models, originals = table_3()
-    chosen = [draw.choice(originals) for _ in range(30)]
-    demands = tuple(
-        replace(service, model=f"D{number}", rate_rps=service.rate_rps * draw.uniform(0.1, 0.6))
-        for number, service in enumerate(chosen)
-    )
-    given = igniters(({f"D{number}": models[service.model] for number, service in enumerate(chosen)}, demands))
-    plan, allocate = Igniter().place(given), igniter._Cluster.allocate
-    monkeypatch.setattr(
-        igniter._Cluster, "allocate", lambda cluster, state, number, most: allocate(cluster, state, number, 40)
-    )
-    assert Igniter().place(given).gpus == plan.gpus
