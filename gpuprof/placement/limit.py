@@ -87,11 +87,6 @@ class Limit:
         return is_interrupted() or (working_s() - self._started >= self.seconds and self._least_left_s <= 0.0)
 
     @property
-    def spent_s(self) -> float:
-        """Seconds since the limit was made."""
-        return working_s() - self._started
-
-    @property
     def _least_left_s(self) -> float:
         if self.least_cpu_s <= 0.0:
             return 0.0

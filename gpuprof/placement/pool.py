@@ -23,8 +23,6 @@ _Pools = Mapping[str, Counter[BatchServer]]
 
 #: Relative precision of a pool's largest rate, from below.
 _PRECISION = 0.002
-#: First guess of the largest rate of a pool, as a part of a rate that is late.
-_LIKELY = 0.95
 #: Part of the largest rate below which replicas serve nothing.
 _NO_RATE = 1e-4
 #: Maximum number of plans with lower rates.
@@ -77,7 +75,7 @@ class Pools:
             whole = queueing.pool(Arrivals(load * capacity_rps), pool, coarse=True).whole
             return whole.percentile(demand.slo.percentile)
 
-        guess = min(late_rps / capacity_rps, 1.0) * _LIKELY
+        guess = min(late_rps / capacity_rps, 1.0)
         return min(find_load(tail_ms, demand.slo.latency_ms, guess) * capacity_rps, late_rps * (1.0 - _PRECISION))
 
     def servers(self, gpus: Sequence[PlacedGpu]) -> dict[str, Counter[BatchServer]]:

@@ -30,8 +30,6 @@ PARTS = tuple(SHARE_STEP * n for n in range(4, 40, 2))
 _ODD_PERCENT = 13.0
 #: Maximum devices of a demand at full load. Policies evaluate replicas with neighbours, so times grow faster.
 MOST_DEVICES = 2000
-#: Maximum number of MIG instances of a device.
-_MOST_INSTANCES = 7
 #: Rate below which a demand is not checked: even at 50 requests/s a device it stays below the limit.
 _PLAIN_RPS = 50.0 * MOST_DEVICES
 
@@ -171,7 +169,7 @@ def _most_rps(problem: Problem, search_space: SearchSpace, demand: Demand, devic
     """Return the maximum rate of the device with full batches, divided into any one kind of share."""
     most = 0.0
     for share in problem.estimator.shares(demand.model, device):
-        copies = 100.0 / share.sm_pct * (1 if share.mig is None else _MOST_INSTANCES)
+        copies = 100.0 / share.sm_pct * (1 if share.mig is None else device.mig_profile(share.mig).max_count)
         for batch in search_space.listed_batches(demand.model, device, share):
             with suppress(InputError):
                 estimate = problem.estimator.estimate(demand.model, device, batch, share)

@@ -23,7 +23,6 @@ def test_what_is_kept_back_ends_the_limit_earlier(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: 0.0))
     whole = Limit(10.0)
     now[0] = 103.0
-    assert whole.spent_s == 3.0
     assert whole.keeping(4.0).left_s == 3.0
     assert not whole.keeping(6.9).is_over
     assert whole.keeping(7.0).is_over
@@ -38,7 +37,6 @@ def test_time_spent_on_compiling_leaves_a_limit_as_it_is(monkeypatch: pytest.Mon
         now[0] += 30.0
     now[0] += 4.0
     assert whole.left_s == pytest.approx(6.0)
-    assert whole.spent_s == pytest.approx(4.0)
 
 
 def test_what_may_be_computed_in_any_case_is_counted_by_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
