@@ -42,30 +42,26 @@ class KeptMap:
     def _list_maps(self, planned: Placement, plan: Planner) -> Iterator[Placement]:
         """Yield the running map with its remainder placed, replanning as many devices as make it cost no more.
 
-        The remainder may need a further device it does not fill, while others have capacity that does not fit it.
-        The number of replanned devices is doubled until it suffices, and then bisected.
+        The remainder may need a further device it does not fill, while others have capacity that does not fit it: then
+        the least filled devices are replanned too, twice as many each time.
         """
-        old_gpus = self._list_standing()
-        too_few, enough, freed = -1, None, 0
-        while old_gpus and freed != too_few and not self.judge.limit.is_over:
+        old_gpus, freed = self._list_standing(), 0
+        while freed < len(old_gpus) and not self.judge.limit.is_over:
             try:
                 placement = self._place(old_gpus[freed:], plan)
             except InputError:
                 return
             if placement is None:
                 return
-            placement = replace(
+            yield replace(
                 placement,
                 lower_bound_gpus=planned.lower_bound_gpus,
                 lower_bound_cost_per_hour=planned.lower_bound_cost_per_hour,
                 upper_bound_goodput_rps=planned.upper_bound_goodput_rps,
             )
-            yield placement
-            if freed >= len(old_gpus) or self.judge.rank(placement) <= self.judge.rank(planned):
-                enough = freed
-            else:
-                too_few = freed
-            freed = (2 * freed or 1) if enough is None else (too_few + enough) // 2
+            if self.judge.rank(placement) <= self.judge.rank(planned):
+                return
+            freed = 2 * freed or 1
 
     def _place(self, old_gpus: Sequence[PlacedGpu], plan: Planner) -> Placement | None:
         """Return the standing devices with the rest of the demands placed; None where an SLO would break."""
