@@ -53,26 +53,18 @@ class Bin:
         """Put ``replica`` into a partition if there is room and all its replicas keep their SLOs."""
         partition = self.partitions[position]
         candidate = replace(partition, replicas=(*partition.replicas, replica))
-        if partition.mig != replica.share.mig or not self._fits(candidate):
+        if partition.mig != replica.share.mig or not fits_device(self.device, candidate):
             return False
         if not segments.holds(self.device, candidate):
             return False
         self.partitions[position] = candidate
         return True
 
-    def _fits(self, partition: PlacedPartition) -> bool:
-        replicas = partition.replicas
-        return (
-            (partition.unshared or sum(replica.share.sm_pct for replica in replicas) <= 100.0 + TOLERANCE)
-            and (len(replicas) < 2 or sum(replica.processes for replica in replicas) <= MPS_CLIENTS)
-            and sum(replica.memory_bytes or 0 for replica in replicas) <= self.device.memory_bytes(replicas[0].share)
-        )
-
     def _add_shared(self, replica: PlacedReplica, segments: Segments) -> bool:
         if self.partitions:
             return self.add_inside(0, replica, segments)
         single = PlacedPartition((replica,), unshared=self.unshared)
-        if self._fits(single):
+        if fits_device(self.device, single):
             self.partitions = [single]
         return bool(self.partitions)
 
@@ -112,6 +104,16 @@ class Bin:
                 slots = set(range(slot, slot + candidate.memory_slices))
                 count += not slots & used and bool(slots & own_slots)
         return count
+
+
+def fits_device(device: Device, partition: PlacedPartition) -> bool:
+    """Return whether the shares, the MPS clients and the memory of a partition suffice for its replicas."""
+    replicas = partition.replicas
+    return (
+        (partition.unshared or sum(replica.share.sm_pct for replica in replicas) <= 100.0 + TOLERANCE)
+        and (len(replicas) < 2 or sum(replica.processes for replica in replicas) <= MPS_CLIENTS)
+        and sum(replica.memory_bytes or 0 for replica in replicas) <= device.memory_bytes(replicas[0].share)
+    )
 
 
 class FleetBins:

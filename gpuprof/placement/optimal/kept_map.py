@@ -13,7 +13,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.fleet import Fleet
 from gpuprof.domain.mig import is_legal, make_placement
 from gpuprof.errors import InputError
-from gpuprof.placement.bin import MPS_CLIENTS
+from gpuprof.placement.bin import fits_device
 from gpuprof.placement.device_assignment import assign_devices
 from gpuprof.placement.optimal.judge import Judge
 from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition, PlacedReplica, Placement
@@ -131,7 +131,7 @@ class KeptMap:
         )
         is_complete = len(instances) == len(gpu.partitions) or len(gpu.partitions) == 1
         legal = is_legal(device, [make_placement(device, str(part.mig), part.start or 0) for part in instances])
-        return planned and is_complete and legal and all(_fits(device, part) for part in gpu.partitions)
+        return planned and is_complete and legal and all(fits_device(device, part) for part in gpu.partitions)
 
     def _find_rest(self, placement: Placement) -> Problem | None:
         """Return the problem of the remaining demands, None when nothing remains."""
@@ -148,15 +148,6 @@ class KeptMap:
         if not demands or not fleet.entries:
             return None
         return replace(self.problem, demands=demands, fleet=fleet, previous=None, alike={})
-
-
-def _fits(device: Device, partition: PlacedPartition) -> bool:
-    capacity = device.memory_bytes(partition.replicas[0].share)
-    return (
-        math.fsum(replica.share.sm_pct for replica in partition.replicas) <= 100.0 + TOLERANCE
-        and sum(replica.processes for replica in partition.replicas) <= MPS_CLIENTS
-        and sum(replica.memory_bytes or 0 for replica in partition.replicas) <= capacity
-    )
 
 
 def _find_remainder(demand: Demand, served_rps: float, replicas: int) -> Demand | None:

@@ -25,7 +25,7 @@ from gpuprof.domain.estimate import Workload
 from gpuprof.domain.mig import legal_starts, make_placement
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.placement.bin import MPS_CLIENTS
+from gpuprof.placement.bin import fits_device
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import Problem
@@ -343,13 +343,9 @@ class PartitionPlanner:
             replicas.append(
                 PlacedReplica(model, workload.batch, workload.processes, workload.share, rate, memory_bytes=memory)
             )
-        total_bytes = sum(replica.memory_bytes or 0 for replica in replicas)
-        clients = sum(replica.processes for replica in replicas)
-        if total_bytes > device.memory_bytes(Share(100.0, mig)) or (clients > MPS_CLIENTS and len(replicas) > 1):
-            return None
         partition = PlacedPartition(tuple(replicas), mig)
         # A changed batch changes the neighbours of the others.
-        return partition if self.segments.holds(device, partition) else None
+        return partition if fits_device(device, partition) and self.segments.holds(device, partition) else None
 
     def _find_least_step(self, device: Device, mig: str | None, task: Task) -> int | None:
         """Return the index of the least step under which the task can be done alone."""
