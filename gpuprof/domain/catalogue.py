@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -68,11 +68,6 @@ def device_of_driver(driver_name: str) -> Device | None:
 def _read_tables() -> dict[str, dict[str, Any]]:
     with (datasets() / "devices.toml").open("rb") as file:
         return tomllib.load(file)
-
-
-def driver_names_by_device() -> Mapping[str, Sequence[str]]:
-    """Return the names under which drivers report each device of the catalogue."""
-    return MappingProxyType({name: tuple(table["driver_names"]) for name, table in _read_tables().items()})
 
 
 def make_device(name: str, table: Mapping[str, Any]) -> Device:
@@ -235,7 +230,9 @@ def matching_names(text: str) -> tuple[str, ...]:
     names = []
     for name, device in devices().items():
         words = _words(name)
-        every = words.union(*(_words(label) for label in (device.sources["name"], *driver_names_by_device()[name])))
+        every = words.union(
+            *(_words(label) for label in (device.sources["name"], *_read_tables()[name]["driver_names"]))
+        )
         product = {
             word for word in words if word not in _FORMS and not (word.isdigit() and len(word) < _PRODUCT_DIGITS)
         }

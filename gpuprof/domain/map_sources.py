@@ -113,7 +113,8 @@ def describe_basis(deployment: DeploymentMap) -> str:
     ends = deployment.predicted.at_lower_ends, deployment.predicted.at_upper_ends
     texts = [_describe_end(deployment, end) for end in ends]
     is_partly_known = not is_observed(deployment) and texts.count(None) == 1
-    plan_text = _describe_end(deployment, _estimate_plan(deployment))
+    served_rps = sum(replica.rate_rps for *_, replica in deployment.places())
+    plan_text = _describe_end(deployment, PlanAtEnds(gpus=deployment.predicted.gpus, served_rps=served_rps))
     if is_partly_known or any(text is not None and text != plan_text for text in texts):
         lower, upper = (text or "not computed" for text in texts)
         clauses.append(f"at the lower ends of the estimates {lower}, at the upper ends {upper}")
@@ -173,11 +174,6 @@ def _measured_models(deployment: DeploymentMap) -> dict[str, dict[str, bool]]:
         is_measured = kind not in (PREDICTED, COMPUTED)
         measured[gpu.device][replica.model] = measured[gpu.device].get(replica.model, True) and is_measured
     return measured
-
-
-def _estimate_plan(deployment: DeploymentMap) -> PlanAtEnds:
-    served_rps = sum(replica.rate_rps for *_, replica in deployment.places())
-    return PlanAtEnds(gpus=deployment.predicted.gpus, served_rps=served_rps)
 
 
 def _describe_end(deployment: DeploymentMap, end: PlanAtEnds | None) -> str | None:
