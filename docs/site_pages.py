@@ -49,10 +49,12 @@ def list_metrics() -> str:
     tree = ast.parse((ROOT / "gpuprof/serving/protocol/metrics.py").read_text(encoding="utf-8"))
     lines = ["| metric | type | meaning |", "|---|---|---|"]
     for node in ast.walk(tree):
-        name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
-        if isinstance(node, ast.Call) and name.endswith("MetricFamily"):
-            metric, text = (ast.literal_eval(argument) for argument in node.args[:2])
-            lines.append(f"| `{metric}` | {name.removesuffix('MetricFamily').lower()} | {text} |")
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "_FAMILIES":
+            assert isinstance(node.value, ast.Dict)
+            for metric, entry in zip(node.value.keys, node.value.values, strict=True):
+                assert metric is not None and isinstance(entry, ast.Tuple)
+                kind, text = ast.unparse(entry.elts[0]), ast.literal_eval(entry.elts[1])
+                lines.append(f"| `{ast.literal_eval(metric)}` | {kind.removesuffix('MetricFamily').lower()} | {text} |")
     return "\n".join(lines)
 
 

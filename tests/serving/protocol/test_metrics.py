@@ -47,7 +47,7 @@ def test_figures_are_told_apart_by_model_replica_and_mig_instance(tmp_path: Path
     assert set(slowed) == {("a", "b"), ("b", "a")} and min(slowed.values()) > 0.0
     assert total(by_replica, mig="3g.40gb@0", outcome="in_slo") == 5
     assert total(by_replica, mig="3g.40gb@4", place="n/sim:a100-80:0", outcome="in_slo") == 2
-    assert total(metrics["gpuprof_place_share_ratio"], mig="3g.40gb@0") == 1.0
+    assert total(metrics["gpuprof_replica_share_ratio"], mig="3g.40gb@0") == 1.0
     assert total(metrics["gpuprof_replica_busy_seconds_total"], mig="3g.40gb@4") > 0.0
     assert total(metrics["gpuprof_replica_share_ratio"], replica="a/0") == 0.6
     assert total(metrics["gpuprof_replica_planned_rps"], replica="a/0") == 50.0
@@ -111,7 +111,6 @@ def test_the_dashboard_asks_only_for_what_the_server_says(null_server: RunningSe
 
 #: Parts of others that are shown, or of use to those who look for the cause of something.
 NOT_SHOWN = {
-    "gpuprof_replica_share_ratio",
     "gpuprof_requests_retried",
     "gpuprof_worker_refusals",
 }
