@@ -130,19 +130,6 @@ def test_a_map_without_devices_is_summed_up_too() -> None:
     assert summarize_map(to_map(GIVEN, Placement("nobody", ()))).startswith("No devices")
 
 
-@pytest.mark.parametrize(
-    ("bounds", "kept"),
-    [
-        ({"lower_bound_gpus": 1, "lower_bound_cost_per_hour": 1.0, "upper_bound_goodput_rps": 40.0}, True),
-        ({"lower_bound_gpus": 9, "lower_bound_cost_per_hour": 9.0, "upper_bound_goodput_rps": 39.0}, False),
-    ],
-)
-def test_a_bound_that_the_map_itself_refutes_is_not_printed(bounds: dict[str, float], kept: bool) -> None:
-    refuted = Placement("any", PLACED.gpus, **bounds)  # type: ignore[arg-type]
-    predicted = to_map(GIVEN, refuted).predicted
-    assert [getattr(predicted, name) for name in bounds] == (list(bounds.values()) if kept else [None] * 3)
-
-
 def test_one_dear_device_is_no_minimum_where_cheaper_kinds_were_offered() -> None:
     predicted = with_prediction(
         with_sources("measured", "roofline"),
