@@ -54,18 +54,14 @@ def runtime_types(
     outputs = {name: f"o{i}" for i, name in enumerate(name for name in node.output if name)}
     alone.input[:] = [inputs.get(name, "") for name in node.input]
     alone.output[:] = [outputs.get(name, "") for name in node.output]
-    weights = [_name_tensor(value, inputs[name]) for name, value in values.items()]
+    weights = [TensorProto.FromString(value.SerializeToString()) for value in values.values()]
+    for weight, name in zip(weights, values, strict=True):
+        weight.name = inputs[name]
     infos = [ValueInfoProto(name=inputs[name], type=kind) for name, kind in types.items() if name not in values]
     graph = helper.make_graph([alone], "op", infos, [ValueInfoProto(name=name) for name in outputs.values()], weights)
     model = helper.make_model(graph, opset_imports=list(opsets), ir_version=8)
     answer = _ask(model.SerializeToString(deterministic=True))
     return {name: answer[alias] for name, alias in outputs.items() if alias in answer}
-
-
-def _name_tensor(value: TensorProto, name: str) -> TensorProto:
-    copy: TensorProto = TensorProto.FromString(value.SerializeToString())
-    copy.name = name
-    return copy
 
 
 # Cached: a session takes milliseconds to open, and a quantised model has hundreds of such nodes.

@@ -322,11 +322,6 @@ def _reduction(before: int, after: int) -> _Formula:
     return lambda call: (before + 1) * call.x.elements - call.y.elements + after * call.y.elements
 
 
-def _clip(call: OpCall) -> int:
-    bounds = sum(call.has(i) or name in call.attributes for i, name in ((1, "min"), (2, "max")))
-    return bounds * call.y.elements
-
-
 def _softmax(call: OpCall) -> int:
     axis = call.whole("axis", -1)
     shape = call.x.shape
@@ -389,7 +384,9 @@ _FORMULAS: dict[str, _Formula] = {
     **dict.fromkeys(_MOVES.split(), _each(0)),
     **dict.fromkeys(["Sum", "Max", "Min"], _variadic(0)),
     "Mean": _variadic(1),
-    "Clip": _clip,
+    "Clip": lambda call: (
+        sum(call.has(i) or name in call.attributes for i, name in ((1, "min"), (2, "max"))) * call.y.elements
+    ),
     **dict.fromkeys(["LeakyRelu", "PRelu", "DequantizeLinear"], _each(2)),
     **dict.fromkeys(["Elu", "Sigmoid", "HardSigmoid"], _each(4)),
     **dict.fromkeys(["Selu", "Celu", "HardSwish", "Swish", "Mish", "QuantizeLinear"], _each(5)),

@@ -36,13 +36,11 @@ class NvmlFigures:
 class NvmlSampler:
     """Samples a GPU in a thread while the context is open.
 
-    ``gpu``: index in driver order; by default the first GPU seen by CUDA programs here (`visible_gpu`); ``nvml``:
-    replaces ``pynvml``.
+    The GPU is the first seen by CUDA programs here (`visible_gpu`); ``nvml``: replaces ``pynvml``.
     """
 
-    def __init__(self, gpu: int | None = None, nvml: Any = None, period_s: float = _PERIOD_S) -> None:
+    def __init__(self, nvml: Any = None, period_s: float = _PERIOD_S) -> None:
         self._nvml = nvml if nvml is not None else load_nvml()
-        self._gpu = gpu
         self._period_s = period_s
         self._samples: list[tuple[float | None, ...]] = []
         self._over = threading.Event()
@@ -110,8 +108,7 @@ class NvmlSampler:
             return None
         try:
             self._nvml.nvmlInit()
-            index = visible_gpu(self._nvml) if self._gpu is None else self._gpu
-            return self._nvml.nvmlDeviceGetHandleByIndex(index)
+            return self._nvml.nvmlDeviceGetHandleByIndex(visible_gpu(self._nvml))
         except self._nvml.NVMLError:
             return None
 

@@ -91,8 +91,14 @@ def run_tool(
     finally:
         if not is_kept:
             log.unlink(missing_ok=True)
-    what = f"failed ({_cause(code)})" if code is not None else f"did not end within {time_limit_s:g} s and was ended"
-    raise UnavailableError(f"{tool} {what}{_clean_output(output)}", f"log: {log}" if keep_log else "")
+    if code is None:
+        what = f"did not end within {time_limit_s:g} s and was ended"
+    else:
+        what = f"failed (signal {signal.Signals(-code).name})" if code < 0 else f"failed (exit code {code})"
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower()]
+    last = f": {(errors or lines)[-1]}" if lines else ""
+    raise UnavailableError(f"{tool} {what}{last}", f"log: {log}" if keep_log else "")
 
 
 def _exit_code(command: Sequence[str], log: Path, time_limit_s: float, environment: Mapping[str, str]) -> int | None:
@@ -139,13 +145,3 @@ def _is_group_alive(process: subprocess.Popen[bytes]) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     return True
-
-
-def _cause(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def _clean_output(output: str) -> str:
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if "error" in line.lower()]
-    return f": {(errors or lines)[-1]}" if lines else ""

@@ -153,7 +153,9 @@ class Campaign:
         """
         groups: dict[object, list[Cell]] = {}
         for cell in cells:
-            groups.setdefault(_models_and_shares(cell), []).append(cell)
+            jobs = (cell.job, *cell.beside)
+            key = tuple((job.graph.sized_name, job.path, job.share, job.processes) for job in jobs)
+            groups.setdefault(key, []).append(cell)
         ordered = [cell for group in groups.values() for cell in group]
         earlier = {} if self.force else self._read_known(ordered)
         self._check_models([cell for cell in ordered if len(earlier.get(CellKey.of_cell(cell), ())) < self.repeats])
@@ -322,11 +324,6 @@ class Campaign:
                 mixed = worker.call(check_model, path, path in batched)
                 if path in batched:
                     self.verdicts.keep(job.graph.sha256, mixed)
-
-
-def _models_and_shares(cell: Cell) -> tuple[object, ...]:
-    """Return the models, shares and copies of a cell, without its batch sizes."""
-    return tuple((job.graph.sized_name, job.path, job.share, job.processes) for job in (cell.job, *cell.beside))
 
 
 def _describe_data(job: Job) -> dict[str, object]:

@@ -130,7 +130,9 @@ class Crew:
         if not neighbours:  # the device must not be sampled meanwhile
             usual_ns = fmean(first.latencies_ns)
             paused = self.leader.call(Resident.time_pauses, feeds[0], usual_ns, limits)
-        window = _common_window(samples)
+        # In which all processes were running; outside of it contention was lower.
+        everyone = [sample for group in samples for sample in group]
+        window = max(sample.starts_ns[0] for sample in everyone), min(sample.end_ns for sample in everyone)
         return tuple(
             _timing(job, self.parts[number], samples[number], window, limits, loaded[number], paused, disturbance)
             for number, job in enumerate(jobs)
@@ -207,12 +209,6 @@ def share_worker(share: Share, what: str) -> Iterator[Worker]:
             yield worker
     finally:
         remove_group(group)
-
-
-def _common_window(samples: Sequence[Sequence[Sample]]) -> tuple[int, int]:
-    """Return the interval in which all processes were running; outside this interval contention was lower."""
-    everyone = [sample for group in samples for sample in group]
-    return max(sample.starts_ns[0] for sample in everyone), min(sample.end_ns for sample in everyone)
 
 
 def _timing(

@@ -125,14 +125,12 @@ class Worker:
     def _exit_error(self) -> UnavailableError:
         code = self._process.wait()
         cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        # SIGKILL comes from Linux for a process with too much memory; nothing else here sends it.
-        fix = "out of memory? try a smaller batch" if code == -signal.SIGKILL else self._read_last_line()
-        return UnavailableError(f"profiling {self.what}: the process died ({cause})", fix)
-
-    def _read_last_line(self) -> str:
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return f"its last words: {lines[-1]}" if lines else ""
+        fix = f"its last words: {lines[-1]}" if lines else ""
+        if code == -signal.SIGKILL:  # comes from Linux for a process with too much memory; nothing else here sends it
+            fix = "out of memory? try a smaller batch"
+        return UnavailableError(f"profiling {self.what}: the process died ({cause})", fix)
 
 
 def package_path() -> dict[str, str]:

@@ -61,16 +61,13 @@ def test_a_share_that_cannot_be_enforced_is_the_error_of_the_first_task() -> Non
         worker.call(_answer, "a")
 
 
-def test_a_worker_that_is_killed_is_said_to_be() -> None:
+def test_a_worker_that_is_killed_is_said_to_be_and_one_that_crashes_quoted() -> None:
     with Worker(WorkerSetup(), "m at batch 1") as worker:
         worker.send(_hang)
         os.kill(worker.process_id, signal.SIGKILL)
         with pytest.raises(UnavailableError, match=r"m at batch 1: the process died \(signal SIGKILL\)"):
             worker.receive(60)
         assert not worker.is_alive
-
-
-def test_a_worker_that_crashes_is_quoted() -> None:
     with Worker(WorkerSetup(), "m") as worker, pytest.raises(UnavailableError, match="its last words: KeyError: 'odd'"):
         worker.call(_crash)
 
