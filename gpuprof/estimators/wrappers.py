@@ -125,13 +125,7 @@ def _size_term(part: float, batch: int, at: Callable[[int], Estimate]) -> _SizeT
     below = math.floor(rows)
     estimates = [at(below)] + ([at(below + 1)] if rows > below else [])
     weights = [1.0 - (rows - below), rows - below]
-    ends = list(zip(estimates, weights, strict=False))
-    latency = Figure(
-        sum(weight * end.latency_ms.value for end, weight in ends),
-        estimates[0].latency_ms.source,
-        sum(w * (end.latency_ms.value if end.latency_ms.low is None else end.latency_ms.low) for end, w in ends),
-        sum(weight * end.latency_ms.upper() for end, weight in ends),
-    )
+    latency = blend_figures([(end.latency_ms, weight) for end, weight in zip(estimates, weights, strict=False)])
     return _SizeTerm(present, latency, max(estimate.latency_cv for estimate in estimates), tuple(estimates))
 
 
@@ -150,7 +144,8 @@ def _mix_estimates(
     variance = second - (value**2 if workload.batch == 1 else math.fsum(squares))
     estimates = [estimate for term in terms for estimate in term.estimates]
     has_interval = any(estimate.latency_ms.low is not None for estimate in estimates)
-    low = math.fsum(term.present * (term.latency.low or 0.0) for term in terms)
+    lows = (term.latency.value if term.latency.low is None else term.latency.low for term in terms)
+    low = math.fsum(term.present * low for term, low in zip(terms, lows, strict=True))
     high = math.fsum(term.present * term.latency.upper() for term in terms)
     return replace(
         max(estimates, key=lambda estimate: estimate.latency_ms.value),
