@@ -161,8 +161,8 @@ class _Walk:
     def kernels(self, place: int) -> Iterable[tuple[_Row, int]]:
         """Yield the rows of a node's kernels, and the number of runs of each."""
         op = self._ops[place]
-        if _is_empty(op):
-            return
+        if any(tensor.elements == 0 for tensor in (*op.inputs[:1], *op.outputs[:1])):
+            return  # nothing to work on, some dimension being 0
         if place in self._groups.attention:
             yield self._attention_row(place), 1
         elif self._groups.is_inside(place) or self._is_free(place):
@@ -392,11 +392,6 @@ def _is_pointwise(op: Op) -> bool:
     return prod(weight.shape[2:]) == 1 and all(int(stride) == 1 for stride in strides)  # type: ignore[attr-defined]
 
 
-def _is_empty(op: Op) -> bool:
-    """Return whether a node has nothing to work on, some dimension being 0."""
-    return any(tensor.elements == 0 for tensor in (*op.inputs[:1], *op.outputs[:1]))
-
-
 def _list_of_shapes(ops: Sequence[Op]) -> frozenset[str]:
     """Return the tensors computed from shapes alone: the host computes small ones."""
     shape_tensors: set[str] = set()
@@ -506,13 +501,11 @@ class KernelsByBatch:
     def at(self, batch: int) -> KernelList:
         """Return the kernels at ``batch``."""
         if batch not in self._known:
-            self._known[batch] = (
-                self._between(batch) if batch not in _READ and self.is_linear() else self._list_kernels(batch)
-            )
+            if batch not in _READ and self.is_linear():
+                self._known[batch] = self._between(batch)
+            else:
+                self._known[batch] = list_kernels(self._graph_at(batch), self.precision, self.runtime)
         return self._known[batch]
-
-    def _list_kernels(self, batch: int) -> KernelList:
-        return list_kernels(self._graph_at(batch), self.precision, self.runtime)
 
     def is_linear(self) -> bool:
         """Return whether all kernels are linear in the batch."""

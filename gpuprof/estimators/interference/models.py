@@ -260,16 +260,11 @@ def _judge_model(
     return RankedModel(name, make().fit(measured), left_out, len(ratios), mean_pct, p95_pct, 1.0 / high, high)
 
 
-def name_pair(row: ColocatedWorkload) -> str:
-    """Return the joined names of the models in a co-location."""
-    return "+".join(sorted([row.victim.model, *(neighbour.model for neighbour in row.beside)]))
-
-
 #: Unit that is left out → the units that a co-location belongs to.
 _UNITS: dict[str, Callable[[ColocatedWorkload], set[str]]] = {
     "model": lambda row: {row.victim.model, *(neighbour.model for neighbour in row.beside)},
     "victim": lambda row: {row.victim.model},
-    "pair": lambda row: {name_pair(row)},
+    "pair": lambda row: {"+".join(sorted([row.victim.model, *(neighbour.model for neighbour in row.beside)]))},
 }
 
 

@@ -321,7 +321,9 @@ def name_architectures(graphs: Iterable[ModelGraph]) -> Mapping[str, str]:
         contents.setdefault(graph.name, Counter(map(_describe_op, graph.ops)))
     names: dict[str, str] = {}
     for name in sorted(contents):
-        alike = (first for first in dict.fromkeys(names.values()) if _is_alike(contents[first], contents[name]))
+        ops = contents[name]
+        pairs = ((first, contents[first]) for first in dict.fromkeys(names.values()))
+        alike = (first for first, its in pairs if (its & ops).total() >= _COMMON * (its | ops).total())
         names[name] = next(alike, name)
     return names
 
@@ -329,7 +331,3 @@ def name_architectures(graphs: Iterable[ModelGraph]) -> Mapping[str, str]:
 def _describe_op(op: Op) -> str:
     weights = [(weight.dtype, weight.shape) for weight in op.weights]
     return json.dumps([op.domain, op.op_type, dict(op.attributes), weights], sort_keys=True, default=str)
-
-
-def _is_alike(first: _Content, second: _Content) -> bool:
-    return (first & second).total() >= _COMMON * (first | second).total()
