@@ -15,7 +15,6 @@ from typing import Any
 
 import gpuprof
 from gpuprof.domain.device import Device
-from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import describe_sizes
 from gpuprof.errors import InputError, UnavailableError
@@ -274,10 +273,10 @@ class Campaign:
             collector_version=self.collector.version(),
             settings=json.dumps({**collected.settings, **_describe_data(cell.job)}, sort_keys=True),
             notes="; ".join(collected.notes) or None,
-            clocks_policy=_text(collected.settings.get("clock_control")),
+            clocks_policy=str(collected.settings.get("clock_control") or "") or None,
             **machine_columns(),
         )
-        run = replace(run, driver=_text(collected.settings.get("nvidia_driver")) or run.driver)
+        run = replace(run, driver=str(collected.settings.get("nvidia_driver") or run.driver))
         parts = (collected.devices, collected.models, collected.ops, collected.kernels, collected.colocations)
         return Run(run, *parts)
 
@@ -287,7 +286,11 @@ class Campaign:
         A run without recorded sizes is taken to have the assumed sizes.
         """
         graphs = (job.graph for cell in cells for job in (cell.job, *cell.beside))
-        assumed = {graph.sha256: describe_sizes(graph.sizes) for graph in graphs if _is_assumed(graph)}
+        assumed = {
+            graph.sha256: describe_sizes(graph.sizes)
+            for graph in graphs
+            if graph.sizes and {name for name, _ in graph.sizes} == set(graph.assumed)
+        }
         runtime, runtime_version = self.collector.runtime()
         where = {
             "device": self.device.name,
@@ -331,14 +334,6 @@ def _describe_data(job: Job) -> dict[str, object]:
     if job.data is None:
         return {}
     return {"input_data": str(job.data.path), DATA_SHA256: job.data.sha256, "input_samples": len(job.samples)}
-
-
-def _is_assumed(graph: ModelGraph) -> bool:
-    return bool(graph.sizes) and {name for name, _ in graph.sizes} == set(graph.assumed)
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
 
 
 def _failed_attempt(request: Request, cell: Cell, error: str) -> Collected:
