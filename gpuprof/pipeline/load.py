@@ -330,7 +330,7 @@ class LoadResult(Result):
     predictions : mapping of str to LoadPrediction
         By model; empty without a map, and for a closed loop.
     warnings : tuple of str
-        Unanswered requests, and causes of differences between measured and predicted figures; also part of the notes.
+        Unanswered requests, late clients and stolen time; also part of the notes.
     inputs : mapping of str to str
         File of a model's inputs, with its hash; models with random inputs are absent.
     percentiles : mapping of str to float
@@ -589,15 +589,6 @@ def _list_warnings(measured: LoadResult) -> Iterator[str]:
             yield f"{result.model}: the client sent late (p99 {lag_ms:.1f} ms): it is part of these latencies"
     if (remark := _describe_stolen(measured.outcome.stolen)) is not None:
         yield f"while requests were sent, {remark}"
-    for row in measured.rows():
-        error = row["p99_ms_error"]
-        if isinstance(error, float) and abs(error) > FAR_OFF:
-            yield f"{row['model']}: p99 is {100.0 * error:+.0f}% off the prediction"
-    for row in measured.stage_rows():
-        error = row["infer_ms_error"]
-        if isinstance(error, float) and error > FAR_OFF:
-            why = "the machine is slower than when it was profiled, or not alone, and waiting grows with it"
-            yield f"{row['model']}: the model takes {100.0 * error:.0f}% longer than predicted: {why}"
 
 
 def _describe(streams: Sequence[RequestStream]) -> str:
