@@ -37,8 +37,7 @@ from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.estimators.wrappers import name_services
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.lab.scenarios import Manner, Scenario, Setup, Traffic, build_database, leg_ms, stretch_time_ms
-from gpuprof.placement.comparison import Outcome, compare
-from gpuprof.placement.deploy import measure
+from gpuprof.placement.deploy import Outcome, compare, measure
 from gpuprof.placement.policies import Policy, describe_policy, make_policy
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.plugins import hash_source, identify

@@ -25,8 +25,8 @@ from gpuprof.pipeline.devices import database_path, open_existing
 from gpuprof.pipeline.place import add_interval_ends
 from gpuprof.pipeline.problem import DEFAULT_LIMIT_S, PlanningOptions, build_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
-from gpuprof.placement import comparison
-from gpuprof.placement.comparison import Outcome
+from gpuprof.placement import deploy
+from gpuprof.placement.deploy import Outcome
 from gpuprof.placement.limit import Limit, early_stop
 from gpuprof.placement.policies import DEFAULT, Policy, describe_policy, make_policy, policy_names
 from gpuprof.placement.problem import Problem
@@ -119,7 +119,7 @@ def _note_unserved(outcomes: Sequence[Outcome], notes: NoteList) -> None:
 def _plan(problem: Problem, name: str, policy: Policy) -> Outcome:
     """Return the outcome of a policy, its map with the plans at the ends of the estimates' intervals."""
     limit = Limit(problem.options.time_limit_s)
-    (outcome,) = comparison.compare(problem, [(name, policy)])
+    (outcome,) = deploy.compare(problem, [(name, policy)])
     if outcome.deployment is None or outcome.violations:
         return outcome
     return replace(outcome, deployment=add_interval_ends(problem, policy, outcome.deployment, limit))

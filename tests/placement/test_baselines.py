@@ -199,7 +199,7 @@ def test_the_json_says_the_interval(files: list[Path], capsys: pytest.CaptureFix
 
 
 def test_a_profiled_requirement_above_a_hundred_counts_as_the_whole_device() -> None:
-    from gpuprof.placement.published.requirement import _required_pct
+    from gpuprof.placement.published.milp import _required_pct
 
     assert _required_pct(Figure(130.0, MEASURED)) == 100.0
     assert _required_pct(Figure(41.3, MEASURED)) == 41.3

@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 
 from gpuprof.domain.share import Share
-from gpuprof.placement.comparison import compare
 from gpuprof.placement.contract import demand, plain_device, problem, sliced_device
-from gpuprof.placement.deploy import jain, measure, to_map
+from gpuprof.placement.deploy import compare, jain, measure, to_map
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.policies import Policy

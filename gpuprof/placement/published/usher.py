@@ -14,7 +14,7 @@ from gpuprof.domain.fleet import FleetEntry
 from gpuprof.placement.bin import Bin
 from gpuprof.placement.placement import TOLERANCE, Placement
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.published.requirement import CreqMetric, Requirement, require_gpus, require_metric, requirements
+from gpuprof.placement.published.milp import CreqMetric, Requirement, require_gpus, require_metric, requirements
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 

@@ -32,8 +32,7 @@ from gpuprof.placement.feasibility import check
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Options, Problem
-from gpuprof.placement.published.milp import Milp
-from gpuprof.placement.published.requirement import Requirement
+from gpuprof.placement.published.milp import Milp, Requirement
 from gpuprof.placement.published.usher import (
     FreeCapacity,
     OpenedDevices,
