@@ -82,6 +82,7 @@ if TYPE_CHECKING:  # static tools see the lazy names here
     from gpuprof.pipeline.simulate import SimulateResult as SimulateResult
     from gpuprof.pipeline.simulate import simulate as simulate
     from gpuprof.pipeline.trace import TraceResult as TraceResult
+    from gpuprof.pipeline.trace import read_azure_trace as read_azure_trace
     from gpuprof.pipeline.trace import record_trace as record_trace
     from gpuprof.pipeline.trace import show_trace as show_trace
     from gpuprof.pipeline.train import EvaluateOptions as EvaluateOptions
@@ -124,7 +125,7 @@ _NAMES = {
     "pipeline.result": "Progress Result",
     "pipeline.serve": "ApplyResult MapServer ServeSettings apply serve",
     "pipeline.simulate": "Rescheduling ServiceSettings SimulateResult SimulatedTraffic simulate",
-    "pipeline.trace": "TraceResult record_trace show_trace",
+    "pipeline.trace": "TraceResult read_azure_trace record_trace show_trace",
     "pipeline.zoo": "build_model list_models",
 }
 _PUBLIC = {name: f"gpuprof.{module}" for module, names in _NAMES.items() for name in names.split()}

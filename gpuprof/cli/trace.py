@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -12,10 +12,7 @@ from gpuprof.cli.options import Verbs, output_option
 from gpuprof.cli.output import Format, make_columns, print_rows, say_note
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
-from gpuprof.pipeline.settings import Settings, option
-
-if TYPE_CHECKING:
-    pass
+from gpuprof.pipeline.settings import Names, Settings, option
 
 app = Verbs(help="Make and inspect request traces.")
 #: Looks like a space, at which no line is broken.
@@ -37,6 +34,8 @@ class ArrivalProcessOptions(Settings):
         "poisson", "Arrival process: constant, poisson, gamma:SCV, bursts:RATIO,BURST,CALM or diurnal:PEAK,PERIOD."
     )
     duration: str = option("60s", "Length of the trace: 60s, 5m, 1d.")
+    azure: Path | None = option(None, "File of a day of Azure Functions (2019 or 2021) to take the requests from.")
+    models: Names = option((), "Names for the busiest functions of the day, the busiest first.")
 
     def rates_rps(self) -> dict[str, float]:
         """Return requests per second by model.
@@ -65,12 +64,17 @@ def make(
     output: Annotated[Path, output_option("File to write the trace to, CSV.")] = Path("trace.csv"),
     seed: Annotated[int, typer.Option(help="Seed of the trace.", min=0)] = 0,
 ) -> None:
-    """Write a trace of an arrival process."""
+    """Write a trace of an arrival process, or of a recorded day of Azure Functions."""
     from gpuprof.domain.validation import parse_duration
-    from gpuprof.pipeline.trace import record_trace
+    from gpuprof.pipeline.trace import read_azure_trace, record_trace
 
-    duration_s = parse_duration(process.duration, "--duration")
-    result = record_trace(process.rates_rps(), arrivals=process.arrivals, duration_s=duration_s, seed=seed)
+    if process.azure is None:
+        duration_s = parse_duration(process.duration, "--duration")
+        result = record_trace(process.rates_rps(), arrivals=process.arrivals, duration_s=duration_s, seed=seed)
+    elif process.rate or process.slo_file or not process.models:
+        raise InputError("--azure takes its requests from the file", "name the models with --models, and no rates")
+    else:
+        result = read_azure_trace(process.azure, process.models, seed=seed)
     result.write(output)
     trace = result.trace
     requests = f"{count_of(trace.requests, 'request')} of {count_of(len(trace.times), 'model')}"

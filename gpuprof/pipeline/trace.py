@@ -12,7 +12,7 @@ from gpuprof.domain.validation import NotNegative, Positive, Seed
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.result import Result
-from gpuprof.simulator.trace import Trace, read_trace, record_arrivals, write_trace
+from gpuprof.simulator.trace import Trace, read_azure, read_trace, record_arrivals, write_trace
 
 #: Equal parts of a trace, of which the requests are counted.
 _PARTS = 60
@@ -71,6 +71,29 @@ def record_trace(
     """
     processes = {model: parse_arrivals(arrivals, rate) for model, rate in rates_rps.items()}
     return _check_trace(record_arrivals(processes, duration_s, seed))
+
+
+def read_azure_trace(path: PathArgument, names: Sequence[str], *, seed: Seed = 0) -> TraceResult:
+    """Return the requests of the busiest functions of a day of Azure Functions, 2019 or 2021.
+
+    Parameters
+    ----------
+    path : path
+    names : sequence of str
+        Names of models for the functions, the busiest first.
+    seed : int
+        Seed of the arrival times within a minute, where only the number of requests is recorded.
+
+    Raises
+    ------
+    InputError
+        When the file cannot be read, or has fewer functions than names.
+    """
+    trace = read_azure(Path(path), len(names), seed)
+    if len(trace.times) < len(names):
+        message = f"{path} has {len(trace.times)} functions that are called but {len(names)} names are given"
+        raise InputError(message, "give fewer names")
+    return _check_trace(Trace(dict(zip(names, trace.times.values(), strict=True)), trace.duration_s))
 
 
 def show_trace(path: PathArgument) -> TraceResult:

@@ -30,7 +30,7 @@ from gpuprof.domain.validation import LONGEST_S, collect_distinct
 from gpuprof.errors import InputError, refuse_unwritable, unknown_name
 
 if TYPE_CHECKING:
-    pass
+    import pandas as pd
 
 MAX_FILE_BYTES = 16 * 2**30
 MAX_REQUESTS = 1_000_000_000
@@ -236,6 +236,79 @@ def _find_first_error(path: Path) -> InputError:
     if line == first:
         return InputError(f"{path} holds no requests", "add lines such as 0.25,resnet50")
     return InputError(f"{path} cannot be read as a trace", "write time_s,model and a line for each request")
+
+
+_HEADER_2019 = ["HashOwner", "HashApp", "HashFunction", "Trigger"]
+_HEADER_2021 = ["app", "func", "end_timestamp", "duration"]
+
+
+def read_azure(path: Path, busiest: int, seed: int = 0) -> Trace:
+    """Return the ``busiest`` functions of a trace of Azure Functions, busiest first.
+
+    Two formats are recognised by their headers (github.com/Azure/AzurePublicDataset). 2019 (Shahrad et al., ATC'20):
+    ``HashOwner,HashApp,HashFunction,Trigger,1,…,1440``, a line per function and day, a column per minute; the requests
+    of a minute are spread uniformly at random, like a Poisson process of that count. 2021 (Zhang et al., SOSP'21):
+    ``app,func,end_timestamp,duration`` in seconds, a line per invocation; a request arrives at the begin of its
+    invocation, and the earliest in the file is time 0.
+
+    Raises `InputError` for another header, missing minutes, or an invalid count or time.
+    """
+    import pandas as pd
+
+    try:
+        table = pd.read_csv(refuse_pipe(path))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path}: {str(error).splitlines()[0].strip()}") from None
+    header = [str(name) for name in table.columns]
+    if header == _HEADER_2021:
+        return _read_2021(path, table, busiest)
+    if header[:4] == _HEADER_2019:
+        return _read_2019(path, table, busiest, np.random.Generator(np.random.PCG64(seed)))
+    raise InputError(
+        f"{path} is in neither Azure Functions format: its header begins {','.join(header[:4])!r}",
+        f"expected {','.join(_HEADER_2019)},1,… or {','.join(_HEADER_2021)}",
+    )
+
+
+def _read_2019(path: Path, table: pd.DataFrame, busiest: int, random: np.random.Generator) -> Trace:
+    minutes = len(table.columns) - 4
+    for position, name in enumerate(table.columns[4:], start=1):
+        if name != str(position):
+            raise InputError(f"{path}: minute {position} is missing: column {position + 4} is {name!r}")
+    counts = table.iloc[:, 4:].to_numpy()
+    if counts.dtype != np.int64 or counts.min(initial=0) < 0:
+        raise InputError(f"{path}: every count of invocations must be a whole number of at least 0")
+    totals = counts.sum(axis=1)
+    rows = np.argsort(-totals, kind="stable")[:busiest]
+    _check_invocations(path, int(totals[rows].sum()))
+    times = {}
+    for row in rows[totals[rows] > 0]:
+        minute = np.repeat(np.arange(minutes), counts[row])
+        spread = np.sort(((minute + random.random(len(minute))) * 60 * NS_PER_S).astype(np.int64))
+        times["/".join(map(str, table.iloc[row, :3]))] = spread
+    return Trace(times, 60.0 * minutes)
+
+
+def _read_2021(path: Path, table: pd.DataFrame, busiest: int) -> Trace:
+    _check_invocations(path, len(table))
+    if not all(table[name].dtype.kind in "if" for name in _HEADER_2021[2:]):
+        raise InputError(f"{path}: end_timestamp and duration must be numbers")
+    if not np.isfinite(table[_HEADER_2021[2:]]).all(axis=None) or (table["duration"] < 0).any():
+        raise InputError(f"{path}: end_timestamp and duration must be finite, the duration at least 0")
+    starts = table["end_timestamp"] - table["duration"]
+    times = np.rint((starts - starts.min()) * NS_PER_S).astype(np.int64)
+    by_function = times.sort_values(kind="stable").groupby(table["app"].astype(str) + "/" + table["func"].astype(str))
+    names = by_function.size().sort_values(ascending=False, kind="stable").index[:busiest]
+    # A single request would have duration 0, by which rates cannot be divided.
+    duration_s = max(float(times.max() / NS_PER_S), 1.0 / NS_PER_S)
+    return Trace({str(name): by_function.get_group(name).to_numpy() for name in names}, duration_s)
+
+
+def _check_invocations(path: Path, total: int) -> None:
+    if not total:
+        raise InputError(f"{path} holds no invocations", "give a day that has some")
+    if total > MAX_REQUESTS:
+        raise InputError(f"{path}: {total:.3g} invocations are too many to hold", "ask for fewer functions")
 
 
 _MOST_RPS = 1e9

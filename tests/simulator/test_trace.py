@@ -14,6 +14,7 @@ from gpuprof.simulator.trace import (
     Trace,
     arrivals_of_rates,
     arrivals_of_trace,
+    read_azure,
     read_trace,
     record_arrivals,
     write_trace,
@@ -88,6 +89,47 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00time")
     with pytest.raises(InputError, match="not a text file"):
         read_trace(tmp_path / "bytes.csv")
+
+
+AZURE_2019 = "HashOwner,HashApp,HashFunction,Trigger,1,2,3\no,a,f,http,1,0,2\no,a,g,timer,5,5,5\no,a,h,queue,0,0,0\n"
+
+
+def test_counts_of_minutes_become_that_many_requests_in_each(tmp_path: Path) -> None:
+    trace = read_azure(write_text(tmp_path, AZURE_2019), busiest=2, seed=1)
+    assert list(trace.times) == ["o/a/g", "o/a/f"]
+    assert trace.duration_s == 180.0
+    assert trace.counts(3)["o/a/f"].tolist() == [1, 0, 2]
+    assert trace.counts(3)["o/a/g"].tolist() == [5, 5, 5]
+
+
+def test_an_invocation_begins_its_duration_before_its_end(tmp_path: Path) -> None:
+    text = "app,func,end_timestamp,duration\na,f,10.5,0.5\na,g,10.25,1.25\na,f,12,0\n"
+    trace = read_azure(write_text(tmp_path, text), busiest=9)
+    assert trace.times["a/g"].tolist() == [0]
+    assert trace.times["a/f"].tolist() == [1_000_000_000, 3_000_000_000]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b,c,d\n", "neither Azure Functions format"),
+        (AZURE_2019.replace(",2,3\n", ",3,4\n", 1), ": minute 2 is missing: column 6 is '3'"),
+        (AZURE_2019.replace("1,0,2", "1,-4,2"), "must be a whole number of at least 0"),
+        (AZURE_2019.replace("1,0,2", "1,many,2"), "must be a whole number of at least 0"),
+        (AZURE_2019.replace("1,0,2", "1,99999999999999999999,2"), "must be a whole number of at least 0"),
+        (AZURE_2019.replace("1,0,2", "1,999999999999,2"), "too many to hold"),
+        (AZURE_2019.replace("1,0,2", "1,2"), "must be a whole number of at least 0"),
+        ("HashOwner,HashApp,HashFunction,Trigger,1\no,a,f,http,0\n", "holds no invocations"),
+        ("app,func,end_timestamp,duration\n", "holds no invocations"),
+        ("app,func,end_timestamp,duration\na,f,1,x\n", ": end_timestamp and duration must be numbers"),
+        ("app,func,end_timestamp,duration\na,f,1,-1\n", ": end_timestamp and duration must be finite"),
+        ("app,func,end_timestamp,duration\na,f,1\n", ": end_timestamp and duration must be finite"),
+    ],
+)
+def test_bad_azure_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        read_azure(write_text(tmp_path, text), busiest=3)
+    assert message in str(error.value)
 
 
 def test_the_requests_of_all_members_of_a_merged_model_are_its_own() -> None:
