@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The run on a machine with an NVIDIA GPU: everything that gpuprof says about GPUs, as far as 25
-# minutes go; on an H200 all of it would have taken some 50.
+# The run on a machine with an NVIDIA GPU: everything that gpuprof says about GPUs, as far as 15 minutes go. Run it
+# again with the same OUT for the rest.
 #
 #   bench/gpu/run.sh [OUT]               default: gpu-run-out
 #   LIMIT_S=480 bench/gpu/run.sh [OUT]   in pieces: run again with the same OUT, it goes on where it was stopped
@@ -11,14 +11,13 @@
 #
 # Steps go from the most to the least useful, each has its time, and none needs another to have gone well, so that a
 # run that is cut short leaves what was done. What a step printed stands in OUT/NN-step.log, its exit code and seconds
-# in OUT/steps.csv; OUT/packed has it all in files of at most 15 MiB, OUT/page what `gpuprof report` draws of it. With COMMIT=1 each
-# step's output is committed. Saving takes up to 100 s after LIMIT_S, as a rule ten.
+# in OUT/steps.csv; OUT/packed has it all in files of at most 15 MiB, OUT/page what `gpuprof report` draws
+# of it. With COMMIT=1 each step's output is committed. Saving takes up to 100 s after LIMIT_S, as a rule ten.
 #
 # The time: all models are built first, side by side. A model under a share is one process that goes through all its
 # batch sizes, times first and recordings then: on an H200 8 to 9 s a row, 18 under a share. Nothing is measured twice
 # within a run. 3 models at 5 batches 2 min, counters 3, shares 5, co-locations 4, place and serve 2; then 5 more models
-# at 2 batches 2 min, iGniter's configurations 4 a model, ops 4; calibrate runs afterwards,
-# from what was measured.
+# at 2 batches 2 min, iGniter's configurations 4 a model; calibrate runs afterwards, from what was measured.
 # ONNX Runtime runs the models: ORT_SITE names a folder with the package, where it is not installed.
 # COPY_TO=DIR copies what is packed there in the end.
 # Nothing of the device is set: its settings before and after are compared in the end. Without a GPU, and not
@@ -29,7 +28,7 @@ root=$PWD
 out=$(mkdir -p "${1:-gpu-run-out}" && cd "${1:-gpu-run-out}" && pwd) || exit 1
 python=${PYTHON:-$([ -x .venv/bin/python ] && echo "$PWD/.venv/bin/python" || command -v python3)}
 began=$(date +%s)
-limit=${LIMIT_S:-1500}
+limit=${LIMIT_S:-780}
 tail_s=60 # for what is kept in the end
 mkdir -p "$out/done" "$out/failed" "$out/models" "$out/logs"
 if [ -n "${RESUME:-}" ] && [ ! -e "$out/steps.csv" ]; then
