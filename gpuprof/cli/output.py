@@ -225,7 +225,7 @@ class _Cells:
     @property
     def is_common(self) -> bool:
         """Whether all rows have the same key, or the same source."""
-        is_text = self.column.key.endswith(("source", "interval")) and not self.is_number
+        is_text = self.column.key.endswith(("source", "sources", "interval")) and not self.is_number
         return len(set(self.texts)) == 1 and (self.column.is_key or is_text)
 
 
