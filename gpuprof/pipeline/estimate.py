@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import (
+    MEASURED,
     Estimate,
     Estimator,
     Figure,
@@ -168,7 +169,19 @@ def estimate(
                     require_sure(estimates[-1])
             if unknown := estimates[-1].unknown_ops:
                 notes.add(describe_unknown_ops(name, unknown))
+        notes.add(*describe_full_occupancy(estimates))
         return EstimateResult(notes=notes.all(), estimates=tuple(estimates), beside=neighbours)
+
+
+def describe_full_occupancy(estimates: Sequence[Estimate]) -> list[str]:
+    """Return a note where several measured workloads have a maximum occupancy of 100%, which cannot rank them."""
+    figures = [figure for estimate in estimates if (figure := estimate.creq("max_occupancy")) is not None]
+    if len(figures) < 2 or not all(f.source == MEASURED and round(f.value, 1) >= 100.0 for f in figures):
+        return []
+    return [
+        f"maximum occupancy is 100% for all {len(figures)}: a policy that adds it up gives each model a GPU; WAO and "
+        "WSM tell them apart, and ncu's counters (--collector cupti+ncu) each kernel's share of the cycles"
+    ]
 
 
 def short_name(model: object) -> str:

@@ -6,8 +6,10 @@ import pytest
 from onnx import helper
 
 import gpuprof
+from gpuprof.domain.estimate import MEASURED, Estimate, Figure
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.pipeline.estimate import describe_full_occupancy
 from tests.profiling.models import write_mlp
 from tests.small_models import write_model
 
@@ -65,3 +67,20 @@ def test_a_named_database_in_which_nothing_stands_is_told_and_a_directory_of_oth
     (tmp_path / "db" / "notes.txt").touch()
     with pytest.raises(InputError, match=r"db is no kernel database: it holds notes\.txt and no run"):
         gpuprof.estimate([mlp], db=tmp_path / "db", device="l4")
+
+
+@pytest.mark.parametrize(
+    ("second", "source", "is_told"), [(100.0, MEASURED, True), (60.0, MEASURED, False), (100.0, "roofline", False)]
+)
+def test_a_maximum_occupancy_that_is_full_everywhere_is_told(second: float, source: str, is_told: bool) -> None:
+    estimates = [
+        Estimate(
+            gpuprof.Workload("net", batch, Share()),
+            "h200",
+            Figure(1.0, source),
+            creq_pct=(("max_occupancy", Figure(value, source)), ("wavg_occupancy", Figure(30.0, source))),
+        )
+        for batch, value in ((1, 100.0), (4, second))
+    ]
+    notes = describe_full_occupancy(estimates)
+    assert bool(notes) == is_told and all("maximum occupancy is 100% for all 2" in note for note in notes)
