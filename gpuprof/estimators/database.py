@@ -1,8 +1,9 @@
-"""The default estimator: measured by the kernel database, else interpolated, else predicted."""
+"""The default estimator: measured by the kernel database, else interpolated or extrapolated, else predicted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import (
+    EXTRAPOLATED,
     INTERPOLATED,
     MEASURED,
     Estimate,
@@ -18,26 +20,401 @@ from gpuprof.domain.estimate import (
     Workload,
     classify_source,
 )
+from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.domain.runtime_variant import Padding
 from gpuprof.domain.share import Share
+from gpuprof.domain.sizes import describe_sizes
 from gpuprof.errors import InputError
+from gpuprof.estimators.constants import constant
 from gpuprof.estimators.creq import UnprofiledRequirements
 from gpuprof.estimators.cross_gpu.cross_gpu import MOST_BATCH, TENTHS, CrossGpuLatencies
-from gpuprof.estimators.cross_gpu.execution import Execution
+from gpuprof.estimators.cross_gpu.execution import Execution, type_of_weights
+from gpuprof.estimators.cross_gpu.node_groups import CONVOLUTIONS, PRODUCTS, NodeGroups
 from gpuprof.estimators.interference.colocation import Colocations
 from gpuprof.estimators.interference.models import RunningWorkload
-from gpuprof.estimators.measured.failures import find_failure, require_no_failure
-from gpuprof.estimators.measured.known_models import KnownModels, padding_of
-from gpuprof.estimators.measured.measured import CREQ_METRICS, MeasuredModel
-from gpuprof.estimators.measured.surface import behaviour_after_pause, estimate_bandwidth, figure_of
-from gpuprof.estimators.model_latency import ModelLatencies, part_of_one
-from gpuprof.estimators.model_memory import ModelMemory
+from gpuprof.estimators.measured.known_models import (
+    KnownModels,
+    find_failure,
+    padding_of,
+    require_no_failure,
+    require_readable,
+    require_success,
+)
+from gpuprof.estimators.measured.measured import CREQ_METRICS, MeasuredModel, Point, blend_measured
+from gpuprof.estimators.measured.surface import (
+    BatchCurve,
+    Calibration,
+    LatencyEnvelope,
+    Surface,
+    behaviour_after_pause,
+    blend_figures,
+    estimate_bandwidth,
+    figure_of,
+    figure_within,
+    widen_by,
+    widen_interval,
+)
+from gpuprof.estimators.memory import PROCESS, context_fraction, predict_held, predict_process, shrink_context
+from gpuprof.estimators.roofline import WorkByBatch, dispatch_ms, roofline_ms, source_of, unknown_ms
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.runtime.batch_items import BatchVerdicts
 
 if TYPE_CHECKING:  # scikit-learn takes a second to import
     from gpuprof.estimators.learned.learned import LearnedModel
     from gpuprof.estimators.roofline import WorkByBatch
+
+
+class ModelLatencies:
+    """Times of models that run alone, from the best available source for each.
+
+    ``learned``: device → regressors trained for it, or None; preferred to the roofline; ``cross_gpu``: predictions for
+    unmeasured GPUs.
+    """
+
+    def __init__(
+        self, models: KnownModels, learned: Callable[[Device], LearnedModel | None], cross_gpu: CrossGpuLatencies
+    ) -> None:
+        self._known, self._learned, self._cross_gpu = models, learned, cross_gpu
+        self._surfaces: dict[tuple[str, str, int], Surface] = {}
+        self._envelopes: dict[tuple[str, str], LatencyEnvelope] = {}
+        self._calibrations: dict[str, Calibration] = {}
+
+    def alone(self, device: Device, workload: Workload) -> tuple[Figure, float]:
+        """Return the latency alone and its coefficient of variation."""
+        record = self._known.find_model(workload.model)
+        if not record.points.get(device.name) and record.others:
+            figure_and_cv = self._over_sizes(device, record, workload)
+            if figure_and_cv is not None:
+                return figure_and_cv
+        return self._at_sizes(device, record, workload)
+
+    def _over_sizes(self, device: Device, model: MeasuredModel, workload: Workload) -> tuple[Figure, float] | None:
+        """Return the latency at unmeasured sizes: interpolated between measured sizes, else carried over.
+
+        None where no size was measured on the device, or neither is possible.
+        """
+        parts = blend_measured(model, device.name)
+        if parts:
+            each = [(*self._at_sizes(device, sized_model, workload), weight) for sized_model, weight in parts]
+            figure = blend_figures([(latency, weight) for latency, _, weight in each])
+            error = self.calibrate(device).interpolation_error(0.0)
+            return widen_by(figure, error), max(cv for _, cv, _ in each)
+        return self._carry_over_sizes(device, model, workload)
+
+    def _carry_over_sizes(
+        self, device: Device, model: MeasuredModel, workload: Workload
+    ) -> tuple[Figure, float] | None:
+        """Return the latency at the nearest sizes, scaled by the ratio of the op costs."""
+        share = workload.share
+        measured = [peer for peer in model.others if peer.points.get(device.name)]
+        if not measured:
+            return None
+        shape = self._shape(model, device)
+        if shape is None:
+            require_readable(model)
+            sizes = " and ".join(sorted(describe_sizes(peer.sizes) for peer in measured))
+            raise InputError(
+                f"{model.model} was measured on {device.name} at {sizes}, which says nothing of "
+                f"{describe_sizes(model.sizes)} without its ONNX file",
+                f"gpuprof profile MODEL --dim {describe_sizes(model.sizes[:1])}, or give the file instead of the name",
+            )
+        target_cost = shape(workload.batch, share)
+        factors = []
+        for neighbour_size in measured:
+            cost = self._shape(neighbour_size, device)
+            if cost is not None and target_cost > 0.0 and (peer_cost := cost(workload.batch, share)) > 0.0:
+                factors.append((target_cost / peer_cost, neighbour_size))
+        if not factors:
+            raise InputError(
+                f"{model.model} was not measured at {describe_sizes(model.sizes)}, and its ops have nothing to count",
+                f"gpuprof profile MODEL --dim {describe_sizes(model.sizes[:1])}",
+            )
+        factor, nearest = min(factors, key=lambda pair: (abs(math.log2(pair[0])), pair[1].name))
+        latency, cv = self._at_sizes(device, nearest, workload)
+        error = self.calibrate(device).carried_error(abs(math.log2(factor)))
+        return widen_by(replace(latency.scale_by(factor), source=EXTRAPOLATED), error), cv
+
+    def _at_sizes(self, device: Device, model: MeasuredModel, workload: Workload) -> tuple[Figure, float]:
+        """Return the latency from measurements at the model's own sizes, and its coefficient of variation."""
+        measured = sorted({point.processes for point in model.points.get(device.name, [])})
+        if not measured:
+            part = part_of_one(workload.share, workload.processes)
+            return self.predict(model, device, (workload.batch,), part)[0], 0.0
+        processes = workload.processes if workload.processes in measured else measured[0]
+        part = replace(workload.share, sm_pct=min(100.0, workload.share.sm_pct * processes / workload.processes))
+        surface = self._surface(model, device, processes)
+        value, source = surface.read_latency(workload.batch, part, lambda: self._shape(model, device))
+        point = surface.nearest(workload.batch, part)
+        if processes != workload.processes or source == EXTRAPOLATED:
+            figure = self._extrapolate(model, device, workload, value, point)
+            return replace(figure, source=point.mark_source(figure.source)), point.cv
+        if source == INTERPOLATED:
+            error = self.calibrate(device).interpolation_error(max(point.relative_error, point.low_error or 0.0))
+            return figure_within(value, point.mark_source(source), error), point.cv
+        return Figure(value, point.mark_source(source), *point.ends_of(value)), point.cv
+
+    def _extrapolate(
+        self, model: MeasuredModel, device: Device, workload: Workload, value: float, nearest: Point
+    ) -> Figure:
+        """Return an extrapolated figure, clipped to the bounds from the measurements."""
+        key = model.name, device.name
+        if key not in self._envelopes:
+            self._envelopes[key] = LatencyEnvelope(model.points[device.name], device)
+        low, high = self._envelopes[key].interval(workload.batch, workload.share, workload.processes)
+        low, high = nearest.ends_of(low)[0] or low, nearest.ends_of(high)[1] or high
+        return Figure(min(max(value, low), high), EXTRAPOLATED, low, high)
+
+    def predict(self, model: MeasuredModel, device: Device, batches: Sequence[int], share: Share) -> list[Figure]:
+        """Return the times of batches of a model without measurements on the device."""
+        from gpuprof.graph.nodes import HOLDING_GRAPHS
+
+        work = self._known.read_work(model)
+        if work is None:
+            require_success(model.name, device, model.failures.get(device.name, ()))
+            require_readable(model)
+            raise InputError(
+                f"{model.name} was not measured on {device.name} and its ONNX file is not there",
+                f"give the file, or choose {' or '.join(sorted(model.points)) or 'a device it was measured on'}",
+            )
+        learned = self._learned(device)
+        if learned and learned.times:
+            figures = [learned.latency(self._known.bind_graph(model, batch), share) for batch in batches]
+        else:
+            figures = self._predict_unmeasured(model, work, device, batches, share)
+        # Only views and constants, strings of unknown bytes, or ops that nothing is known of. Of a loop without a count
+        # of turns, one turn is known.
+        unknown = set(work.smallest.unknown_ops) - HOLDING_GRAPHS
+        if any(figure.value <= 0.0 for figure in figures) or unknown >= set(work.smallest.op_types):
+            raise InputError(
+                f"{model.name}: none of its ops takes a time that can be predicted, so that it can only be measured",
+                "gpuprof profile MODEL",
+            )
+        if not work.smallest.unknown_ops:
+            return figures
+        each = zip(figures, batches, strict=True)
+        return [widen_interval(figure, unknown_ms(work.at(batch), device, share)) for figure, batch in each]
+
+    def _predict_unmeasured(
+        self, model: MeasuredModel, work: WorkByBatch, device: Device, batches: Sequence[int], share: Share
+    ) -> list[Figure]:
+        """Return predictions learned on other GPUs, on a CPU the roofline, scaled by this device's measured models."""
+        calibration = self.calibrate(device)
+        if device.kind == "gpu":
+            return [*map(calibration.scale_figure, self._cross_gpu.predict_series(model, device, batches, share))]
+        widened = []
+        for at in map(work.at, batches):
+            figure = calibration.scale_prediction(roofline_ms(at, device, share), source_of(device))
+            widened.append(widen_interval(figure, dispatch_ms(at, device) if figure.value > 0.0 else 0.0))
+        return widened
+
+    def board_work(self, model: MeasuredModel, device: Device) -> Figure | None:
+        """Return the least time of a whole GPU per request in ms, None where regressors were trained for it.
+
+        Raises `InputError` when the device lacks the precision.
+        """
+        if (learned := self._learned(device)) and learned.times:
+            return None
+        return self.calibrate(device).scale_figure(self._cross_gpu.board_seconds(model, device).scale_by(1e3))
+
+    def _surface(self, model: MeasuredModel, device: Device, processes: int) -> Surface:
+        """Return the measurements of a model with ``processes`` processes; some points must have this number."""
+        key = (model.name, device.name, processes)
+        if key not in self._surfaces:
+            points = [point for point in model.points[device.name] if point.processes == processes]
+            self._surfaces[key] = Surface(points, device)
+        return self._surfaces[key]
+
+    def calibrate(self, device: Device) -> Calibration:
+        """Return the errors of figures on a device, fitted to the models measured on it."""
+        if device.name not in self._calibrations:
+            surfaces = {
+                name: self._surface(record, device, 1)
+                for name, record in self._known.select_comparable(device).items()
+                if any(point.processes == 1 for point in record.points.get(device.name, []))
+            }
+            self._calibrations[device.name] = Calibration(
+                surfaces, lambda name: self._shape(self._known.measured[name], device)
+            )
+        return self._calibrations[device.name]
+
+    def _shape(self, model: MeasuredModel, device: Device) -> Callable[[int, Share], float] | None:
+        work = self._known.read_work(model)
+        if work is None:
+            return None
+        if device.kind == "gpu":
+            return lambda batch, share: self._cross_gpu.predict(model, device, batch, share).value
+        return lambda batch, share: roofline_ms(work.at(batch), device, share)
+
+
+def part_of_one(share: Share, processes: int) -> Share:
+    """Return the share of one process: processes are assumed to split the share evenly.
+
+    Examples
+    --------
+    >>> part_of_one(Share(50.0), 2).sm_pct
+    25.0
+    """
+    return share if processes == 1 else Share(share.sm_pct / processes, share.mig)
+
+
+#: Types that a runtime converts to the chosen precision; narrower types and integers stay.
+_CHANGED = frozenset({"float64", "float32", "float16", "bfloat16"})
+#: Catalogue's name of a precision → type of activations and other weights, type of the weights of products.
+_TYPES = {
+    "float64": ("float64", "float64"),
+    "float32": ("float32", "float32"),
+    "tfloat32": ("float32", "float32"),
+    "float16": ("float16", "float16"),
+    "bfloat16": ("bfloat16", "bfloat16"),
+    "float8": ("float16", "float8e4m3fn"),
+    "int8": ("float16", "int8"),
+}
+#: Precisions with attention as a single kernel.
+NARROW = frozenset({"float16", "bfloat16", "float8", "int8"})
+
+
+def hold_graph(graph: ModelGraph, precision: str, *, retyped: bool) -> ModelGraph:
+    """Return the graph with the tensors that a runtime holds in memory when it computes products in ``precision``.
+
+    ``retyped``: whether the precision differs from the file's, so that weights and activations change type.
+    """
+    ops = _join_attention(graph.ops) if precision in NARROW else graph.ops
+    if not retyped:
+        return replace(graph, ops=ops)
+    general, operand = _TYPES[precision]
+    multiplied = {weight.name for op in ops if op.op_type in PRODUCTS | CONVOLUTIONS for weight in op.weights}
+
+    def retype(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+        types = (
+            (tensor, operand if tensor.name in multiplied and len(tensor.shape) > 1 else general) for tensor in tensors
+        )
+        return tuple(replace(tensor, dtype=dtype) if tensor.dtype in _CHANGED else tensor for tensor, dtype in types)
+
+    changed = (replace(op, inputs=retype(op.inputs), outputs=retype(op.outputs)) for op in ops)
+    inputs, outputs = retype(graph.inputs), retype(graph.outputs)
+    return replace(graph, ops=tuple(changed), inputs=inputs, outputs=outputs, weights=retype(graph.weights))
+
+
+def _join_attention(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    """Return the ops with each attention joined to a single op that reads all outside inputs of its ops."""
+    joined: dict[int, Op] = {}
+    inside: set[int] = set()
+    for last, group in NodeGroups(ops, fused=False, narrow=True).attention.items():
+        outputs = {tensor.name for place in group for tensor in ops[place].outputs}
+        inputs = {t.name: t for place in sorted(group) for t in ops[place].inputs if t.name not in outputs}
+        joined[last] = replace(ops[last], inputs=tuple(inputs.values()))
+        inside.update(group)
+    return tuple(joined.get(place, op) for place, op in enumerate(ops) if place not in inside or place in joined)
+
+
+class ModelMemory:
+    """Peak memory of one process of a model, from the best available source for each.
+
+    ``learned``: device → regressors trained for it, or None; preferred to the sum of weights and activations;
+    ``execution``: precision and runtime of models on unmeasured GPUs.
+    """
+
+    def __init__(
+        self, models: KnownModels, learned: Callable[[Device], LearnedModel | None], execution: Execution | None = None
+    ) -> None:
+        self._known, self._learned, self._execution = models, learned, execution or Execution()
+        self._held: dict[tuple[str, str], WorkByBatch] = {}
+        self._reserved: dict[tuple[str, str, int], Figure] = {}
+        self._types: dict[str, str] = {}
+
+    def peak(self, model: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
+        """Return the peak memory: measured, linear in the batch or between sizes, else from weights and activations."""
+        if not model.points.get(device.name) and not model.others:
+            return self._predict(model, device, workload)
+        if not model.points.get(device.name):
+            parts = blend_measured(model, device.name)
+            each = [(self.peak(sized_model, device, workload), weight) for sized_model, weight in parts]
+            if each and all(figure is not None for figure, _ in each):
+                return blend_figures([(figure, weight) for figure, weight in each if figure is not None])
+            if (beyond := self._beyond_sizes(model, device, workload)) is not None:
+                return beyond
+        points = model.points.get(device.name, [])
+        same = {p.batch: p.figures["memory_peak_bytes"] for p in points if "memory_peak_bytes" in p.figures}
+        same |= {
+            p.batch: p.figures["memory_peak_bytes"]
+            for p in points
+            if "memory_peak_bytes" in p.figures and p.share == workload.share and p.processes == workload.processes
+        }
+        if same:
+            curve = BatchCurve(same)
+            reading = curve.at(workload.batch)
+            return Figure(*reading) if reading else curve.extrapolate(workload.batch)
+        return self._predict(model, device, workload)
+
+    def context_bytes(self, device: Device, memory: Figure | None, weight_bytes: int, workload: Workload) -> int:
+        """Return the part of the peak memory that is the context of a process on a GPU, 0 where it is unknown.
+
+        A prediction from weights and activations includes a constant one. A measured context is not told apart, so the
+        smallest is assumed, in figures that can include one: others are an allocator's.
+        """
+        if device.kind != "gpu" or memory is None:
+            return 0
+        fraction = context_fraction(device.granted_fraction(part_of_one(workload.share, workload.processes)))
+        if memory.source.startswith(PROCESS):
+            return int(fraction * constant("memory", "process_bytes"))
+        least = int(fraction * constant("memory", "least_process_bytes"))
+        return least if memory.is_observed and memory.value - weight_bytes >= least else 0
+
+    def _predict(self, model: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
+        """Return the memory of weights, activations and, on a GPU, the context; None without the model's file."""
+        batch = workload.batch
+        work = self._known.read_work(model)
+        if work is None:
+            return None
+        if (learned := self._learned(device)) and learned.memory:
+            return learned.memory_figure(self._known.bind_graph(model, batch))
+        if device.kind != "gpu":
+            at = work.at(batch)
+            return Figure(at.weight_bytes + at.activation_bytes, source_of(device))
+        if model.name not in self._types:
+            self._types[model.name] = type_of_weights(work.graph)
+        precision = self._execution.rate_name(device, self._types[model.name])
+        key = model.name, precision, batch
+        if key not in self._reserved:  # a plan asks for each batch under dozens of shares
+            at = self._hold(model, work, precision).at(batch)
+            predict = predict_held if self._execution.runtime.is_onnxruntime else predict_process
+            self._reserved[key] = predict(at.weight_bytes, at.activation_bytes, self._execution.precision)
+        return shrink_context(
+            self._reserved[key], device.granted_fraction(part_of_one(workload.share, workload.processes))
+        )
+
+    def _hold(self, model: MeasuredModel, work: WorkByBatch, precision: str) -> WorkByBatch:
+        """Return the work of a model with the tensors in memory in ``precision``."""
+        retyped = self._execution.precision is not None
+        if not (retyped or precision in NARROW):
+            return work
+        key = model.name, precision
+        if key not in self._held:
+
+            def bind_held(batch: int) -> ModelGraph:
+                return hold_graph(self._known.bind_graph(model, batch), precision, retyped=retyped)
+
+            self._held[key] = WorkByBatch(bind_held, work.smallest_batch)
+        return self._held[key]
+
+    def _beyond_sizes(self, model: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
+        """Return the memory at the nearest measured sizes plus the difference in activations; None where unknown."""
+        work = self._known.read_work(model)
+        if work is None:
+            return None
+        activation_bytes = work.at(workload.batch).activation_bytes
+        by_distance = []
+        for peer in model.others:
+            figure = self.peak(peer, device, workload) if peer.points.get(device.name) else None
+            if figure is not None and (sibling_work := self._known.read_work(peer)) is not None:
+                more = activation_bytes - sibling_work.at(workload.batch).activation_bytes
+                by_distance.append((abs(more), Figure(max(figure.value + more, work.at(1).weight_bytes), EXTRAPOLATED)))
+        return min(by_distance, key=lambda pair: pair[0])[1] if by_distance else None
+
+    def fits(self, model: MeasuredModel, device: Device, batch: int, share: Share) -> bool:
+        """Return whether a batch fits into the memory of a share; true where its memory is unknown."""
+        memory = self.peak(model, device, Workload(model.model, batch, share))
+        return memory is None or memory.value <= device.memory_bytes(share)
 
 
 class DatabaseEstimator:
@@ -157,7 +534,7 @@ class DatabaseEstimator:
 
     def list_ratios(self, device: Device) -> Mapping[str, Sequence[float]]:
         """Return measured over predicted times by model, which scale the predictions for other models on a device."""
-        return self._latencies.list_ratios(device)
+        return self._latencies.calibrate(device).ratios
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes measured under the nearest share, else the powers of two that fit in memory."""

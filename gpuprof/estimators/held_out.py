@@ -1,23 +1,239 @@
-"""Errors of any estimator on held-out models or devices of a kernel database."""
+"""Errors of estimates: regressors without an architecture or batch size, any estimator without a model or device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import pyarrow.compute as pc
+from joblib import Parallel, delayed
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimator
 from gpuprof.errors import GpuprofError, InputError
 from gpuprof.estimators.builtin import make_estimator
-from gpuprof.estimators.learned.evaluation import Summary
+from gpuprof.estimators.conformal import common_factor, interval_factor
+from gpuprof.estimators.learned.features import NODE_NS, Array, roofline_ns
+from gpuprof.estimators.learned.learned import ALLOCATION, STACK, LearnedModel, fit
+from gpuprof.estimators.learned.regressors import MREQ, STACKED, predict_requirement
+from gpuprof.estimators.learned.training_set import ModelCase, OpTimes, TrainingSet, graph_facts, leave_out_architecture
 from gpuprof.estimators.measured.measured import MeasuredModel, read_measured
+from gpuprof.estimators.measured.surface import BatchCurve
+from gpuprof.estimators.memory import peak_activation_bytes
 from gpuprof.kernel_db.schema import TABLES
 from gpuprof.kernel_db.store import KernelDb
+from gpuprof.machine.cgroup import own_cores
+
+ROOFLINE = "roofline"
+#: `estimate`'s source on a device with measured models but no trained regressors.
+SCALED = "roofline, scaled"
+INTERPOLATION = "interpolation"
+CONSTANT = "mean of the others"
+UNSEEN = "architecture"
+NEW_BATCH = "batch size"
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A figure, measured and predicted."""
+
+    setting: str  #: Held-out unit.
+    quantity: str  #: ``"op time"``, ``"latency"``, ``"memory"`` or ``"Creq "`` and its metric.
+    #: ``"stack"``, a constituent, ``"roofline"``, the roofline scaled, ``"interpolation"``, or `CONSTANT`.
+    predictor: str
+    model: str
+    batch: int
+    measured: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """Absolute relative error."""
+        return abs(self.predicted / self.measured - 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Errors of a predictor for a quantity in a setting."""
+
+    setting: str
+    quantity: str
+    predictor: str
+    architecture: str  #: Empty for all architectures together.
+    count: int
+    #: ``mean_pct``, ``median_pct``, ``p95_pct``: Statistics of the absolute relative error.
+    mean_pct: float
+    median_pct: float
+    p95_pct: float
+    #: Part of the measured figures inside the 90% interval; None where the predictor has none.
+    coverage_pct: float | None = None
+
+    @classmethod
+    def of_errors(
+        cls, setting: str, quantity: str, predictor: str, architecture: str, pct: Array, coverage_pct: float | None
+    ) -> Summary:
+        """Return the summary of absolute relative errors in percent, an array of shape (N,)."""
+        statistics = float(pct.mean()), float(np.median(pct)), float(np.percentile(pct, 95))
+        return cls(setting, quantity, predictor, architecture, len(pct), *statistics, coverage_pct)
+
+
+def leave_one_architecture_out(
+    data: TrainingSet, names: Sequence[str] = STACKED, progress: Callable[[str], None] = lambda _: None
+) -> list[Prediction]:
+    """Return predictions for every architecture by regressors fitted without it, in parallel on all cores.
+
+    Raises `InputError` with fewer than two architectures.
+    """
+    if len(data.architectures) < 2:
+        raise InputError(
+            f"leaving one architecture out needs two but there is {len(data.architectures)}",
+            "profile models of another one",
+        )
+    predictions: list[Prediction] = []
+    tasks = (
+        delayed(_predict_left_out)(_to_picklable(data), architecture, tuple(names))
+        for architecture in data.architectures
+    )
+    parts = Parallel(n_jobs=len(own_cores()), return_as="generator")(tasks)
+    for architecture, part in zip(data.architectures, parts, strict=True):
+        predictions += part
+        progress(architecture)
+    return predictions
+
+
+def _predict_left_out(data: TrainingSet, architecture: str, names: Sequence[str]) -> list[Prediction]:
+    rest = leave_out_architecture(data, architecture)
+    model = fit(rest, names)
+    predictions = [] if data.ops is None else _of_ops(data.ops, model, architecture)
+    factor = _roofline_factor(rest.cases)
+    for case in (case for case in data.cases if case.architecture == architecture):
+        predictions += [*_of_case(case, model), *_of_requirements(case, model, rest)]
+        scaled_ms = factor * case.roofline_ms
+        predictions.append(_prediction(UNSEEN, "latency", SCALED, case, case.latency_ms, scaled_ms))
+    return predictions
+
+
+def _roofline_factor(cases: Sequence[ModelCase]) -> float:
+    ratios: dict[str, list[float]] = {}
+    for case in cases:
+        ratios.setdefault(case.architecture, []).append(case.latency_ms / case.roofline_ms)
+    return common_factor(ratios)
+
+
+def _to_picklable(data: TrainingSet) -> TrainingSet:
+    """Return the data in a form that can be pickled for another process: views of mappings cannot."""
+    device = data.device
+    return replace(data, device=replace(device, flops_per_s=dict(device.flops_per_s), sources=dict(device.sources)))
+
+
+def predict_left_out_batches(data: TrainingSet) -> list[Prediction]:
+    """Return predictions of every inner batch size of every model from its other batch sizes."""
+    predictions: list[Prediction] = []
+    for case in data.cases:
+        siblings = [c for c in data.cases if (c.graph.name, c.share) == (case.graph.name, case.share) and c is not case]
+        latency = {sibling.graph.batch: sibling.latency_ms for sibling in siblings}
+        memory = {sibling.graph.batch: sibling.memory_bytes for sibling in siblings if sibling.memory_bytes}
+        curves: list[tuple[str, Mapping[int, float], float | None]] = [
+            ("latency", latency, case.latency_ms),
+            ("memory", memory, case.memory_bytes),
+        ]
+        for quantity, points, measured in curves:
+            between = BatchCurve(points).at(case.graph.batch) if points else None
+            if between is not None and measured:
+                predictions.append(_prediction(NEW_BATCH, quantity, INTERPOLATION, case, measured, between[0]))
+    return predictions
+
+
+def summarise_errors(predictions: Iterable[Prediction], by_architecture: bool = False) -> list[Summary]:
+    """Return the errors by setting, quantity and predictor, with the coverage of the intervals of the predictors in
+    use.
+
+    The interval of an architecture comes from the residuals of the other architectures, each predicted by a fit without
+    it.
+    """
+    groups: dict[tuple[str, str, str, str], list[Prediction]] = {}
+    for prediction in predictions:
+        which = prediction.model if by_architecture else ""
+        groups.setdefault((prediction.setting, prediction.quantity, prediction.predictor, which), []).append(prediction)
+    return [_summary(*key, members) for key, members in groups.items()]
+
+
+def coverage(predictions: Sequence[Prediction]) -> float | None:
+    """Return the fraction of measured figures inside intervals made from the other architectures' residuals."""
+    residuals: dict[str, list[float]] = {}
+    for prediction in predictions:
+        residuals.setdefault(prediction.model, []).append(math.log(prediction.measured / prediction.predicted))
+    if len(residuals) < 3:
+        return None
+    inside = 0
+    for model, errors in residuals.items():
+        factor = interval_factor({name: values for name, values in residuals.items() if name != model})
+        inside += sum(abs(value) <= math.log(factor) + 1e-12 for value in errors) if factor else 0
+    return inside / len(predictions)
+
+
+def _summary(setting: str, quantity: str, predictor: str, architecture: str, members: Sequence[Prediction]) -> Summary:
+    errors = 100.0 * np.array([member.error for member in members])
+    has_interval = (quantity, predictor) in (("latency", STACK), ("latency", SCALED), ("memory", ALLOCATION)) or (
+        quantity.startswith("Creq") and predictor == STACK
+    )
+    inside = coverage(members) if has_interval else None
+    coverage_pct = None if inside is None else 100.0 * inside
+    return Summary.of_errors(setting, quantity, predictor, architecture, errors, coverage_pct)
+
+
+def _of_requirements(case: ModelCase, model: LearnedModel, rest: TrainingSet) -> list[Prediction]:
+    """Return Creq and Mreq by the stack, its constituents and the geometric mean of the other architectures."""
+    predictions = []
+    for requirement, measured in case.requirements.items():
+        quantity = requirement if requirement == MREQ else f"Creq {requirement}"
+        values = {
+            name: predict_requirement(regressor, requirement, case.graph, model.device)
+            for name, regressor in model.requirements.get(requirement, {}).items()
+        }
+        others = [other.requirements[requirement] for other in rest.cases if requirement in other.requirements]
+        if others:
+            values[CONSTANT] = math.exp(float(np.log(others).mean()))
+        predictions += [_prediction(UNSEEN, quantity, name, case, measured, value) for name, value in values.items()]
+    return predictions
+
+
+def _of_ops(ops: OpTimes, model: LearnedModel, architecture: str) -> list[Prediction]:
+    mask = np.array([group == architecture for group in ops.groups])
+    features, measured = ops.features[mask], ops.times_ns[mask]
+    predicted = {name: model.predicted_ns(features, name) for name in model.times}
+    predicted[ROOFLINE] = ops.least_ns[mask] + NODE_NS
+    return [
+        Prediction(UNSEEN, "op time", name, architecture, 0, float(true), float(predicted_ns))
+        for name, values in predicted.items()
+        for true, predicted_ns in zip(measured, values, strict=True)
+    ]
+
+
+def _of_case(case: ModelCase, model: LearnedModel) -> list[Prediction]:
+    predictions = []
+    for name in model.times:
+        predicted = model.latency_ms(case.graph, case.share, name)
+        predictions.append(_prediction(UNSEEN, "latency", name, case, case.latency_ms, predicted))
+    least_ms = float(roofline_ns(graph_facts(case.graph), model.device, case.share).sum()) / 1e6
+    predictions.append(_prediction(UNSEEN, "latency", ROOFLINE, case, case.latency_ms, least_ms))
+    if case.memory_bytes and model.memory is not None:
+        least = float(case.graph.weight_bytes + peak_activation_bytes(case.graph))
+        for name, predicted in ((ALLOCATION, model.memory.peak_bytes(case.graph)), (ROOFLINE, least)):
+            predictions.append(_prediction(UNSEEN, "memory", name, case, case.memory_bytes, predicted))
+    return predictions
+
+
+def _prediction(
+    setting: str, quantity: str, predictor: str, case: ModelCase, measured: float, predicted: float
+) -> Prediction:
+    name = case.graph.name if setting == NEW_BATCH else case.architecture
+    return Prediction(setting, quantity, predictor, name, case.graph.batch, measured, predicted)
+
 
 #: Units that can be held out, and their columns in every table.
 HELD_OUT_UNITS = {"models": "model", "devices": "device"}

@@ -29,8 +29,12 @@ from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.estimators.igniter.igniter import WorkloadCoefficients
-from gpuprof.estimators.igniter.igniter_estimator import Coefficients, IgniterEstimator
-from gpuprof.estimators.igniter.profile import coefficients_path, write_coefficients
+from gpuprof.estimators.igniter.igniter_estimator import (
+    Coefficients,
+    IgniterEstimator,
+    coefficients_path,
+    write_coefficients,
+)
 from gpuprof.kernel_db.importing import import_files
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import ModelRow, RunRow

@@ -14,8 +14,7 @@ from gpuprof.pipeline.result import Progress, ProgressCallback, Result, say_noth
 from gpuprof.pipeline.settings import Names, Settings, option
 
 if TYPE_CHECKING:
-    from gpuprof.estimators.held_out import HeldOutLatency
-    from gpuprof.estimators.learned.evaluation import Prediction, Summary
+    from gpuprof.estimators.held_out import HeldOutLatency, Prediction, Summary
     from gpuprof.estimators.learned.training_set import TrainingSet
 
 
@@ -202,7 +201,7 @@ def evaluate(
     >>> bool((errors["mean_pct"] >= 0).all())
     True
     """
-    from gpuprof.estimators.learned.evaluation import (
+    from gpuprof.estimators.held_out import (
         leave_one_architecture_out,
         predict_left_out_batches,
         summarise_errors,

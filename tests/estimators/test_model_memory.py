@@ -11,9 +11,9 @@ from gpuprof.domain.catalogue import device
 from gpuprof.domain.estimate import INTERPOLATED, MEASURED, Workload
 from gpuprof.domain.share import Share
 from gpuprof.estimators.cross_gpu.execution import parse_execution
+from gpuprof.estimators.database import ModelMemory, hold_graph
 from gpuprof.estimators.measured.known_models import KnownModels
 from gpuprof.estimators.memory import peak_activation_bytes, predict_held, predict_process
-from gpuprof.estimators.model_memory import ModelMemory, hold_graph
 from gpuprof.graph.load import load_graph
 from tests.estimators.rows import CPU, database, measured_row, two_layers
 from tests.small_models import write_model

@@ -20,7 +20,7 @@ from gpuprof.domain.estimate import BESIDE, BEYOND_SEEN, Figure, Workload
 from gpuprof.domain.runtime_variant import RuntimeVariant, variant_of
 from gpuprof.errors import InputError
 from gpuprof.estimators.constants import constant
-from gpuprof.estimators.igniter.profile import coefficients_path, read_coefficients
+from gpuprof.estimators.igniter.igniter_estimator import coefficients_path, read_coefficients
 from gpuprof.estimators.interference.models import (
     Coefficients,
     ColocatedWorkload,
@@ -28,7 +28,7 @@ from gpuprof.estimators.interference.models import (
     RunningWorkload,
     rank_interference_models,
 )
-from gpuprof.estimators.measured.failures import parse_label
+from gpuprof.estimators.measured.known_models import parse_label
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import ColocationRow, model_at_dims, workload_label
 from gpuprof.kernel_db.store import KernelDb

@@ -10,8 +10,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import ASSUMED, INTERPOLATED, MEASURED, Estimate, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimators.measured.failures import require_success
-from gpuprof.estimators.measured.known_models import KnownModels, padding_of
+from gpuprof.estimators.measured.known_models import KnownModels, padding_of, require_success
 from gpuprof.estimators.measured.measured import CREQ_METRICS, Point
 from gpuprof.kernel_db.store import KernelDb
 

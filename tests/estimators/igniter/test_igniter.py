@@ -22,7 +22,7 @@ from gpuprof.estimators.igniter.igniter import (
     fit_workload,
     predict,
 )
-from gpuprof.estimators.igniter.profile import read_coefficients, read_igniter_profile, write_coefficients
+from gpuprof.estimators.igniter.igniter_estimator import read_coefficients, read_igniter_profile, write_coefficients
 
 #: Section 5.1: P, F, p_idle, B_pcie, α_f, α_sch, β_sch of a V100.
 V100 = HardwareCoefficients(300.0, 1530.0, 53.5, 1e7, -1.025, 0.00475, -0.00902)

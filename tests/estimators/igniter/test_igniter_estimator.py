@@ -24,8 +24,12 @@ from gpuprof.estimators.igniter.igniter import (
     fit_hardware,
     predict,
 )
-from gpuprof.estimators.igniter.igniter_estimator import IgniterEstimator
-from gpuprof.estimators.igniter.profile import coefficients_path, profile_of, write_coefficients
+from gpuprof.estimators.igniter.igniter_estimator import (
+    IgniterEstimator,
+    coefficients_path,
+    profile_of,
+    write_coefficients,
+)
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow
 from gpuprof.kernel_db.store import KernelDb
 from tests.estimators.rows import database, measured_row

@@ -13,7 +13,7 @@ from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.database import DatabaseEstimator
-from gpuprof.estimators.learned.evaluation import (
+from gpuprof.estimators.held_out import (
     CONSTANT,
     ROOFLINE,
     SCALED,
