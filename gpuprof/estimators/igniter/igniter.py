@@ -60,6 +60,10 @@ class WorkloadCoefficients:
         return max(0.0, self.l2[0] * batch / self.active_ms(batch, share) + self.l2[1])
 
 
+#: Coefficients of a GPU, and of the models on it by name.
+Coefficients = tuple[HardwareCoefficients, Mapping[str, WorkloadCoefficients]]
+
+
 @dataclass(frozen=True, slots=True)
 class PlacedWorkload:
     """A workload on a GPU: its coefficients, batch size and share."""

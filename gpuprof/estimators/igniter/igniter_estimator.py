@@ -19,6 +19,7 @@ from gpuprof.domain.runtime_variant import comparable_rows
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, refuse_unwritable, unknown_name
 from gpuprof.estimators.igniter.igniter import (
+    Coefficients,
     Configuration,
     HardwareCoefficients,
     HardwareProfile,
@@ -374,8 +375,6 @@ def _subtract_copies(measured: _MeasuredWorkload, copied: _SoloMeasurement, pcie
 SOURCE = "iGniter"
 #: Largest batch in iGniter's profiles; its lines are unreliable beyond.
 _MOST_BATCH = 32
-
-Coefficients = tuple[HardwareCoefficients, Mapping[str, WorkloadCoefficients]]
 
 
 class IgniterEstimator:

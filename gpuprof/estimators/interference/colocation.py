@@ -20,9 +20,9 @@ from gpuprof.domain.estimate import BESIDE, BEYOND_SEEN, Figure, Workload
 from gpuprof.domain.runtime_variant import RuntimeVariant, variant_of
 from gpuprof.errors import InputError
 from gpuprof.estimators.constants import constant
+from gpuprof.estimators.igniter.igniter import Coefficients
 from gpuprof.estimators.igniter.igniter_estimator import coefficients_path, read_coefficients
 from gpuprof.estimators.interference.models import (
-    Coefficients,
     ColocatedWorkload,
     RankedModel,
     RunningWorkload,

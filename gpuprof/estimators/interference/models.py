@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from gpuprof.estimators.conformal import quantile
 from gpuprof.estimators.constants import constant
 from gpuprof.estimators.igniter.igniter import (
+    Coefficients,
     HardwareCoefficients,
     PlacedWorkload,
     WorkloadCoefficients,
@@ -179,8 +180,6 @@ class IgniterInterference:
     def _place_workload(self, running: RunningWorkload) -> PlacedWorkload:
         return PlacedWorkload(self._workloads[running.model], running.batch, running.share)
 
-
-Coefficients = tuple[HardwareCoefficients, Mapping[str, WorkloadCoefficients]]
 
 #: Least number of co-locations for a fit.
 ENOUGH_ROWS = 8
