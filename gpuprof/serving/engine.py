@@ -11,7 +11,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpuprof.errors import GpuprofError, UnavailableError
 from gpuprof.machine.ray_cluster import join_cluster
@@ -24,9 +24,6 @@ from gpuprof.serving.transport.rendezvous import Rendezvous, RendezvousKey
 from gpuprof.serving.transport.security import Security, check_exposure
 from gpuprof.serving.watch.logs import LOGGER
 from gpuprof.serving.watch.supervised_process import LivingProcess, SupervisedProcess
-
-if TYPE_CHECKING:
-    pass
 
 _NAME = "here"
 _COME_S, _PATIENCE_S = 120.0, 20.0

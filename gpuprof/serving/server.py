@@ -26,8 +26,7 @@ from gpuprof.serving.edge.edge import Edge, EdgeSettings, find_envoy, listen_err
 from gpuprof.serving.engine import Engine, LocalEngine
 from gpuprof.serving.plan.serving_plan import MapSource, Planner
 from gpuprof.serving.protocol.grpc_streams import StreamServer
-from gpuprof.serving.protocol.http_api import HttpApi
-from gpuprof.serving.protocol.http_connection import HttpConnection
+from gpuprof.serving.protocol.http_api import HttpApi, HttpConnection
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.server_settings import ServerSettings
 from gpuprof.serving.transport.arena import Arena
@@ -338,11 +337,16 @@ class Server:
 
     async def _watch(self) -> None:
         """Replace hung workers, close stalled connections, and drop the requests of disconnected clients."""
+        watched, pardoned_until = time.monotonic(), 0.0
         while True:
             await asyncio.sleep(_WATCH_S)
             now = time.monotonic()
-            for worker in self._worker_fleet.workers:
-                worker.watch(now, self.stalls.stalled_since)
+            if now - watched > 2.0 * _WATCH_S:  # after a stall of this process answers may wait to be read
+                pardoned_until = now + self._settings.hang_s
+            watched = now
+            if now >= pardoned_until:
+                for worker in self._worker_fleet.workers:
+                    worker.watch(now)
             await self._front.watch(now)
             for model in self.router.list_models():
                 model.forget_cancelled()

@@ -138,7 +138,7 @@ def _add_replica(families: _Families, model: str, replica: ServedReplica, now: f
     families.add("gpuprof_requests_retried", statistics.retried, **labels)
     for size, batch in sorted(statistics.batches.items()):
         families.add("gpuprof_batches", batch.count, **labels, size=size)
-    times_ms = replica.estimates_ms(now)
+    times_ms = replica.latency.times_ms(now)
     for size in sorted({1, len(times_ms)}):
         families.add("gpuprof_batch_estimate_seconds", times_ms[size - 1] / 1000.0, **labels, size=size)
 

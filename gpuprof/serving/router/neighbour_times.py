@@ -17,7 +17,7 @@ _NO_BATCHES: BatchTimes = MappingProxyType({})
 
 def count_batches(replica: ServedReplica) -> BatchTimes:
     """Return, by rows, the number of batches and their nanoseconds in the worker."""
-    return {rows: (b.count, b.gather + b.infer + b.scatter) for rows, b in list(replica.batches.items())}
+    return {rows: (b.count, b.gather + b.infer + b.scatter) for rows, b in list(replica.statistics.batches.items())}
 
 
 def sum_times(replica: ServedReplica, earlier: BatchTimes) -> tuple[float, float]:

@@ -25,7 +25,7 @@ from gpuprof.serving.router.request_queue import Flow, RequestQueue
 from gpuprof.serving.router.worker import BatchAnswer, SentBatch, ServedWorker
 from gpuprof.serving.transport.datatypes import ModelSpec
 from gpuprof.serving.transport.inference import Inference, RefusedError, StageTimes, bad_request
-from gpuprof.serving.watch.statistics import BatchStatistics, ModelStatistics
+from gpuprof.serving.watch.statistics import ModelStatistics
 
 #: A worker may hold as many short batches as it runs in this time: the router can send more only once per iteration of
 #: its event loop, which takes this long under load with large bodies. Models with a short SLO get fewer: a batch
@@ -193,15 +193,6 @@ class ServedReplica:
         return [worker.spec for worker in self.workers if worker.spec is not None]
 
     @property
-    def batches(self) -> dict[int, BatchStatistics]:
-        """Times of its batches, by their number of rows."""
-        return self.statistics.batches
-
-    def estimates_ms(self, now: float) -> Sequence[float]:
-        """Return the expected time of a batch by its number of rows; 0 for unknown times."""
-        return self.latency.times_ms(now)
-
-    @property
     def in_flight(self) -> int:
         """Requests queued or at a worker."""
         return len(self._queue) + sum(worker.requests for worker in self.workers)
@@ -307,7 +298,10 @@ class ServedReplica:
     def _refuse_overtaken(self, busy_ms: float, now: float) -> None:
         """Refuse accepted requests that are late because other requests were inserted before them."""
         for inference in self._queue.remove_late(now, busy_ms + self.latency.times_ms(now)[-1]):
-            self._owner.refuse(inference, overtaken_refusal())
+            text = "the request cannot be answered in time: others of higher priority, or of other clients, went first"
+            status = HTTPStatus.SERVICE_UNAVAILABLE
+            refusal = RefusedError(status, text, 0.0, overloaded=True, reason="overtaken")
+            self._owner.refuse(inference, refusal)
 
     def _find_free_worker(self, rows: int) -> ServedWorker | None:
         """Return an idle worker, or a worker that takes a full batch of ``rows`` in advance, with the fewest batches.
@@ -404,9 +398,3 @@ class ServedReplica:
 def find_flow(client: str, deadline_ms: float, slo_ms: float) -> Flow:
     """Return the flow of a request in fair queueing; deadlines longer than the SLO form a client's second flow."""
     return client, deadline_ms > slo_ms
-
-
-def overtaken_refusal() -> RefusedError:
-    """Return the refusal of a request that is late because other requests were served before it."""
-    message = "the request cannot be answered in time: others of higher priority, or of other clients, went before it"
-    return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 0.0, overloaded=True, reason="overtaken")

@@ -9,9 +9,8 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuprof.domain.model import Tensor
 from gpuprof.serving.machine.orders import WorkerOrder
-from gpuprof.serving.router.worker import BatchAnswer, SentBatch, ServedWorker, StalledSince
+from gpuprof.serving.router.worker import BatchAnswer, SentBatch, ServedWorker
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.datatypes import ITEM_BYTES, ONNX_NAMES, ModelSpec, TensorSpec, is_batched
 from gpuprof.serving.transport.inference import Inference, OutputTensor
@@ -51,7 +50,7 @@ class SimulatedWorker(ServedWorker):
         delay = self._free_at - batch.sent
         self._timers[batch.number] = self._loop.call_later(delay, self._finish, batch, int(1e9 * takes_s))
 
-    def watch(self, now: float, stalled_since: StalledSince = lambda since, now: 0.0) -> None:
+    def watch(self, now: float) -> None:
         """Do nothing: a simulated worker does not hang."""
 
     async def _end(self) -> None:
@@ -81,33 +80,24 @@ def read_simulated_spec(order: WorkerOrder) -> ModelSpec:
     if path.startswith(NULL_PREFIX) or not Path(path).is_file():
         size = null_bytes(path) if path.startswith(NULL_PREFIX) else ITEM_BYTES["FP32"]
         return NullRuntime(order.model, order.version, size, order.batch).spec
-    from gpuprof.graph.dims import declared_dims
     from gpuprof.graph.file import read_onnx
-    from gpuprof.graph.load import load_runnable
 
-    graph, file = load_runnable(Path(path)), read_onnx(Path(path)).model.graph
-    dims_by_name = {info.name: declared_dims(info) for info in (*file.input, *file.output)}
-    output_tensors = graph.outputs or tuple(map(_describe_output, file.output))
-
-    def describe(tensor: Tensor) -> TensorSpec:
-        dims = dims_by_name.get(tensor.name) or tensor.shape
-        free = [-1 if isinstance(dim, str | None) else size for dim, size in zip(dims, tensor.shape, strict=True)]
-        return TensorSpec(tensor.name, _DATATYPES.get(tensor.dtype, "FP32"), (-1, *free[1:]))
-
-    inputs, outputs = (tuple(map(describe, tensors)) for tensors in (graph.inputs, output_tensors))
+    file = read_onnx(Path(path))
+    inputs, outputs = (tuple(map(_describe, tensors)) for tensors in (file.inputs, file.model.graph.output))
     batched = is_batched(inputs, outputs)
     return ModelSpec(order.model, order.version, "gpuprof_simulated", inputs, outputs, order.batch if batched else 0)
 
 
-def _describe_output(info: ValueInfoProto) -> Tensor:
-    """Return an output as the file declares it: open dimensions are 1, and outputs other than tensors are strings."""
+def _describe(info: ValueInfoProto) -> TensorSpec:
+    """Return a tensor as the file declares it; values other than tensors are strings."""
     from gpuprof.graph.dims import declared_dims
     from gpuprof.graph.element_types import dtype_name
 
     if not info.type.HasField("tensor_type"):
-        return Tensor(info.name, "string", (1,))
-    shape = tuple(size if isinstance(size, int) else 1 for size in declared_dims(info) or (None,))
-    return Tensor(info.name, dtype_name(info.type.tensor_type.elem_type), shape)
+        return TensorSpec(info.name, "BYTES", (-1,))
+    sizes = [size if isinstance(size, int) else -1 for size in declared_dims(info) or ()]
+    datatype = _DATATYPES.get(dtype_name(info.type.tensor_type.elem_type), "FP32")
+    return TensorSpec(info.name, datatype, (-1, *sizes[1:]))
 
 
 def _outputs(spec: ModelSpec, inference: Inference) -> list[OutputTensor]:

@@ -6,9 +6,8 @@ import asyncio
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from gpuprof.errors import GpuprofError, InputError, UnavailableError
 from gpuprof.rules.routing import is_retry_limit_reached
@@ -22,18 +21,10 @@ from gpuprof.serving.transport.inference import Inference, OutputTensor
 from gpuprof.serving.transport.wire import Buffer, Frame, FrameConnection, FrameKind
 from gpuprof.serving.watch.logs import LOGGER
 
-if TYPE_CHECKING:
-    from gpuprof.serving.router.served_replica import ServedReplica
-
 #: Looking up a member of an enumeration takes 0.3 µs in Python 3.11, and each batch needs both.
 _RUN, _DONE = FrameKind.RUN, FrameKind.DONE
 _MOST_BATCHES = 32  # sent to a worker at a time
 _WEIGHT = 0.2  # of the last batch in the mean time of batches, by the worker's own clock
-#: Time limit of loading, which a GPU compiler may make long.
-_LOAD_S = 1800.0
-
-#: Returns the seconds for which the router's own loop was stalled between two moments.
-StalledSince = Callable[[float, float], float]
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +53,22 @@ class BatchAnswer:
     requests: int = 1
 
 
+class BatchReceiver(Protocol):
+    """The receiver of a worker's events: its replica."""
+
+    def on_worker_ready(self) -> None:
+        """The worker can receive batches."""
+
+    def on_batch_done(self, batch: SentBatch, answer: BatchAnswer) -> None:
+        """Take the answer of a batch."""
+
+    def on_batch_failed(self, batch: SentBatch, message: str) -> None:
+        """Take a batch on which the model failed."""
+
+    def on_batches_lost(self, batches: list[SentBatch]) -> None:
+        """Take the batches of a worker that died."""
+
+
 class ServedWorker(ABC):
     """Sends a worker its batches and supervises it.
 
@@ -75,7 +82,7 @@ class ServedWorker(ABC):
 
     Attributes
     ----------
-    replica : ServedReplica
+    replica : BatchReceiver
         Receives the events of the worker; set by the replica.
     sent : dict of int to SentBatch
         The running batch, and batches sent in advance.
@@ -85,7 +92,7 @@ class ServedWorker(ABC):
         Whether the worker can receive batches.
     """
 
-    replica: ServedReplica
+    replica: BatchReceiver
 
     def __init__(self, name: str, order: WorkerOrder, hang_s: float) -> None:
         self.name = name
@@ -166,8 +173,8 @@ class ServedWorker(ABC):
         self._transmit(batch)
 
     @abstractmethod
-    def watch(self, now: float, stalled_since: StalledSince = lambda since, now: 0.0) -> None:
-        """Kill the worker when it has been silent or loading for too long; ping an idle worker."""
+    def watch(self, now: float) -> None:
+        """Kill the worker when it has been silent for too long; ping an idle worker."""
 
     # --- the process
 
@@ -242,7 +249,6 @@ class ProcessWorker(ServedWorker):
         self._connection: FrameConnection | None = None
         self._shares_memory = False
         self._pinged: float | None = None
-        self._loading: tuple[int, float] | None = None  # process id, and the start of loading
         self._learned_row_bytes = 0.0
         self._output_bytes: dict[int, int | None] = {}
         self._last_pid = -1
@@ -285,34 +291,16 @@ class ProcessWorker(ServedWorker):
         assert self._connection is not None
         self._connection.send(_RUN, (batch.number, requests), payload)
 
-    def watch(self, now: float, stalled_since: StalledSince = lambda since, now: 0.0) -> None:
-        """Kill the worker when it has been silent or loading for too long; ping an idle worker."""
+    def watch(self, now: float) -> None:
+        """Kill the worker when it has been silent for too long; ping an idle worker."""
         if not self.is_ready:
-            self._watch_loading(now, stalled_since)
             return
-        self._loading = None
         expected_s = sum(batch.expected_ms for batch in self.sent.values()) / 1000.0
-        silent_s = self._silent_s(now)
-        silent_s -= stalled_since(now - silent_s, now)
-        if silent_s > self._hang_s + 3.0 * expected_s:
+        if self._silent_s(now) > self._hang_s + 3.0 * expected_s:
             LOGGER.warning("worker hangs, is replaced", extra={"worker": self.name, "pid": self.pid})
             self._kill()
         elif not self.sent:
             self._ping(now)
-
-    def _watch_loading(self, now: float, stalled_since: StalledSince) -> None:
-        """Kill a worker that loads for too long: without a limit, a hanging load would never end."""
-        pid = self.pid
-        if pid is None:
-            self._loading = None
-        elif self._loading is None or self._loading[0] != pid:
-            self._loading = (pid, now)
-        else:
-            begin = self._loading[1]
-            if now - begin - stalled_since(begin, now) > _LOAD_S:
-                LOGGER.warning("worker loads for too long, is replaced", extra={"worker": self.name, "pid": pid})
-                self._loading = None
-                self._kill()
 
     def _ping(self, now: float) -> None:
         """Send a ping, unless an earlier ping is unanswered."""

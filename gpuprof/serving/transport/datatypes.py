@@ -179,28 +179,17 @@ class ModelSpec:
         object.__setattr__(self, "input_index", {spec.name: i for i, spec in enumerate(self.inputs)})
         object.__setattr__(self, "output_index", {spec.name: i for i, spec in enumerate(self.outputs)})
 
-    def to_message(self) -> dict[str, Any]:
+    def to_message(self) -> list[Any]:
         """Return the spec as JSON for the wire."""
-        return {
-            "name": self.name,
-            "version": self.version,
-            "platform": self.platform,
-            "inputs": [[spec.name, spec.datatype, spec.shape] for spec in self.inputs],
-            "outputs": [[spec.name, spec.datatype, spec.shape] for spec in self.outputs],
-            "max_batch": self.max_batch,
-        }
+        tensors = [[[t.name, t.datatype, t.shape] for t in specs] for specs in (self.inputs, self.outputs)]
+        return [self.name, self.version, self.platform, *tensors, self.max_batch]
 
     @classmethod
-    def from_message(cls, message: dict[str, Any]) -> ModelSpec:
+    def from_message(cls, message: list[Any]) -> ModelSpec:
         """Return the specification written by `to_message`."""
-        return cls(
-            message["name"],
-            message["version"],
-            message["platform"],
-            tuple(TensorSpec(name, datatype, tuple(shape)) for name, datatype, shape in message["inputs"]),
-            tuple(TensorSpec(name, datatype, tuple(shape)) for name, datatype, shape in message["outputs"]),
-            message["max_batch"],
-        )
+        name, version, platform, *tensors, max_batch = message
+        inputs, outputs = (tuple(TensorSpec(n, kind, tuple(shape)) for n, kind, shape in part) for part in tensors)
+        return cls(name, version, platform, inputs, outputs, max_batch)
 
 
 def is_batched(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -125,7 +124,6 @@ class ProtocolFigures:
 
 #: Interval of the timer, and the least lateness that counts: less is the system's.
 _BEAT_S = 0.05
-_REMEMBERED = 256
 
 
 class StallMeter:
@@ -144,7 +142,6 @@ class StallMeter:
         self.count = 0
         self.total_s = self.longest_s = 0.0
         self._due = now + _BEAT_S
-        self._ended: deque[tuple[float, float]] = deque(maxlen=_REMEMBERED)
 
     def forget(self) -> None:
         """Reset the counts: stalls during the server's start, including a current stall, delay no request."""
@@ -166,9 +163,3 @@ class StallMeter:
             self.count += 1
             self.total_s += late_s
             self.longest_s = max(self.longest_s, late_s)
-            self._ended.append((now, late_s))
-
-    def stalled_since(self, moment: float, now: float) -> float:
-        """Return the seconds of stalls that ended after ``moment``, including a current stall."""
-        late_s = now - self._due
-        return sum(size for end, size in self._ended if end > moment) + (late_s if late_s > _BEAT_S else 0.0)

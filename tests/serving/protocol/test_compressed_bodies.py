@@ -13,15 +13,14 @@ from typing import Any, cast
 import pytest
 
 from gpuprof.domain.deployment import PublicName
-from gpuprof.serving.protocol.http_api import HttpApi
-from gpuprof.serving.protocol.http_connection import HttpConnection
+from gpuprof.serving.protocol.http_api import HttpApi, HttpConnection
 from gpuprof.serving.protocol.inference_service import MAX_TEXT_BYTES, refuse_long_text
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.server_settings import ServerSettings
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.datatypes import ModelSpec, TensorSpec
 from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError, StageTimes
-from tests.serving.protocol.test_http_connection import HeldTransport, send_bytes
+from tests.serving.protocol.test_http_api import HeldTransport, send_bytes
 
 Compress = Callable[[bytes], bytes]
 COMPRESS: list[tuple[str, Compress]] = [("gzip", gzip.compress), ("X-GZIP", gzip.compress), ("deflate", zlib.compress)]

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from gpuprof.serving.router.neighbour_times import find_neighbour_slowdowns
-from gpuprof.serving.watch.statistics import BatchStatistics
+from gpuprof.serving.watch.statistics import BatchStatistics, ModelStatistics
 
 
 def served_replica(name: str, place: str, took_ms: float, count: int = 10, mig: str = "") -> Any:
     plan = SimpleNamespace(name=name, place=place, mig=mig, latency_ms=(5.0, 8.0))
     batches = {2: BatchStatistics(count, 0, int(took_ms * 1e6) * count, 0)} if count else {}
-    return SimpleNamespace(plan=plan, batches=batches)
+    return SimpleNamespace(plan=plan, statistics=ModelStatistics(batches=batches))
 
 
 def model_of(name: str, *replicas: Any) -> Any:

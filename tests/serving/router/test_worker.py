@@ -13,7 +13,7 @@ import pytest
 from gpuprof.errors import UnavailableError
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
 from gpuprof.serving.machine.orders import WorkerOrder
-from gpuprof.serving.router.worker import BatchAnswer, SentBatch, ServedWorker, StalledSince
+from gpuprof.serving.router.worker import BatchAnswer, SentBatch, ServedWorker
 
 
 class Events:
@@ -55,7 +55,7 @@ class StubWorker(ServedWorker):
     def _transmit(self, batch: SentBatch) -> None:
         pass
 
-    def watch(self, now: float, stalled_since: StalledSince = lambda since, now: 0.0) -> None:
+    def watch(self, now: float) -> None:
         pass
 
     def finish(self) -> None:

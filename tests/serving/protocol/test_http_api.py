@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpuprof.serving.protocol.http_api import HttpApi
-from gpuprof.serving.protocol.http_connection import HttpConnection
+from gpuprof.serving.protocol.http_api import HttpApi, HttpConnection
 from gpuprof.serving.protocol.http_message import HttpClient, HttpHead, Route, is_own_host
 from gpuprof.serving.router.infer_request import RequestBody
 from gpuprof.serving.router.router import Router
