@@ -50,7 +50,7 @@ class Step:
 
 @dataclass(slots=True)
 class MergePlan:
-    """The planned execution of all groups."""
+    """The planned execution of all groups of operators that share weights."""
 
     sources: Sequence[SourceModel]
     groups: Sequence[NodeGroup]

@@ -135,7 +135,7 @@ def _group_equal(contents: Sequence[Counter[_Place]]) -> list[list[int]]:
 def _solve_assignment(
     new_groups: Sequence[Sequence[int]], old_groups: Sequence[Sequence[int]], kept: Mapping[tuple[int, int], int]
 ) -> dict[tuple[int, int], int]:
-    """Return the number of assigned devices by pair of groups, with most replicas kept in total."""
+    """Return how many devices of each new group take those of each old group, with most replicas kept in total."""
     if not kept:
         return {}
     # A transportation problem: totally unimodular, so its relaxation is integral.

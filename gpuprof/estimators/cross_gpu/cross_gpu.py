@@ -306,7 +306,10 @@ class LatencyGrid:
         return self._board
 
     def _conserve_work(self, share: Share, batch: int, figure: Figure) -> Figure:
-        """Return the time of a share beside a busy board: at least the board's time for the work over the fraction."""
+        """Return the batch time of a share of a busy board.
+
+        It is at least the whole board's time for the batch divided by the share's fraction of the board.
+        """
         if not self._busy or share.is_whole:
             return figure
         least = self.board_seconds().scale_by(1e3 * batch / self._device.fraction(share))

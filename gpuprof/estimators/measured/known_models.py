@@ -302,10 +302,10 @@ _LITTLE = 1e-9
 
 
 def find_failure(device: Device, workload: Workload, failed: Iterable[FailedRun]) -> FailedRun | None:
-    """Return a failure on ``device`` that ``workload`` dominates, None where there is none.
+    """Return a failed run on ``device`` that was no harder than ``workload``, None where there is none.
 
-    It dominates with a batch and a number of processes that are no smaller, in memory that is no larger; and, unless
-    memory was the cause of the failure, with no more compute units. The model's name is ignored.
+    The workload then has at least the run's batch and processes in no more memory; and, unless memory was the cause of
+    the failure, no more compute units. The model's name is ignored.
     """
     return next((run for run in failed if not run.beside and _dominates(device, workload, run.workload, run)), None)
 

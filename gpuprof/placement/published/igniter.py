@@ -100,7 +100,7 @@ class _Cluster:
         return int(100.0 / self.unit_pct + 1e-9)
 
     def number(self, task: _Task) -> int:
-        """Return the class of a task."""
+        """Return the number of a task's class: tasks of a class are interchangeable."""
         key = (*self._equivalence_key(task.demand), task.rate_rps)
         if key not in self._class_of:
             self._class_of[key] = len(self.classes)

@@ -375,7 +375,7 @@ class OpenedDevices:
         return sum(math.inf if e.count is None else e.count - self.used[e.device.name] for e in able)
 
     def most_goodput_rps(self, option: Option) -> float:
-        """Return an upper bound on the goodput of every placement of the option."""
+        """Return an upper bound on the goodput of every placement of a demand's replicas."""
         hosts = min(option.replicas, len(self.fits(option)) + self.count_unopened(option))
         most = max(requirement.segment.capacity_rps for requirement in option.by_device.values())
         return min(option.demand.rate_rps, hosts * most)
