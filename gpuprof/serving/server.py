@@ -31,7 +31,6 @@ from gpuprof.serving.router.router import Router
 from gpuprof.serving.server_settings import ServerSettings
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.watch.logs import LOGGER
-from gpuprof.serving.watch.statistics import StallMeter
 
 #: Environment variable; if 1, freed tensor memory is overwritten at once, so that tests detect reads after release.
 POISON_VARIABLE = "GPUPROF_POISON"
@@ -224,13 +223,12 @@ class Server:
         self._planner = planner
         self._settings = settings
         self._stop = asyncio.Event()
-        self.stalls = StallMeter(time.monotonic())
         self._arena = Arena(settings.buffer_bytes, poison=os.environ.get(POISON_VARIABLE) == "1")
         self.router = Router(self._arena, settings.tracer)
         self._engine = engine or LocalEngine(self._arena)
         self._engine.on_moved = lambda: self._start_controller(self._follow_machines())
         self._worker_fleet = WorkerFleet(self.router, self._engine, settings.hang_s, settings.drain_s)
-        self._api = HttpApi(self.router, settings, self.stalls)
+        self._api = HttpApi(self.router, settings)
         self._front = Front(settings, self._api)
         self._controllers: list[asyncio.Task[None]] = []
         self._adapter: Adapter | None = None
@@ -245,7 +243,7 @@ class Server:
         """
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._on_stop_signal)
-        watch, listen = asyncio.ensure_future(self._watch()), asyncio.ensure_future(self.stalls.run())
+        watch = asyncio.ensure_future(self._watch())
         try:
             await self._front.reserve()
             await self._start_workers()
@@ -256,7 +254,6 @@ class Server:
                 self._start_controllers()
                 gc.collect()
                 gc.freeze()  # existing objects live as long as the server
-                self.stalls.forget()
                 ready(where, len(self.router.list_entries()), len(self._worker_fleet.workers))
                 await self._stop.wait()
                 control.close()
@@ -265,7 +262,6 @@ class Server:
                 await self._front.drain()
         finally:
             watch.cancel()
-            listen.cancel()
             self._stop_controllers()
             await self._front.close()
             await self._worker_fleet.stop()

@@ -24,7 +24,7 @@ from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.estimate import BEYOND_SEEN, INTERPOLATED, MEASURED
 from gpuprof.domain.map_file import write_map
 from gpuprof.errors import GpuprofError, UnavailableError
-from gpuprof.serving.change.window import Departure, ObservedLoad, ServiceCounts, find_departure, read_planned
+from gpuprof.serving.change.window import Departure, ObservedLoad, ServiceWindow, find_departure, read_planned
 from gpuprof.serving.router.neighbour_times import BatchTimes, count_batches, find_neighbour_slowdowns, sum_times
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
@@ -267,7 +267,7 @@ class LoadMeter:
     def __init__(self, router: Router) -> None:
         self._router = router
         self._at = time.monotonic()
-        self._counted: dict[str, ServiceCounts] = {}
+        self._counted: dict[str, ServiceWindow] = {}
         self._batches: dict[str, BatchTimes] = {}
 
     def take(self) -> dict[str, ObservedLoad]:
@@ -276,7 +276,7 @@ class LoadMeter:
         seconds, self._at = max(1e-6, now - self._at), now
         models = self._router.list_models()
         before = self._counted
-        self._counted = {model.name: ServiceCounts.of(model.list_statistics()) for model in models}
+        self._counted = {model.name: ServiceWindow.of(model.list_statistics()) for model in models}
         slowdowns = {model.name: self._slowdown(model) for model in models}
         beside = find_neighbour_slowdowns(models, self._batches)
         replicas = [replica for model in models for replica in model.replicas]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gpuprof.serving.change.window import ServiceCounts, ServiceWindow
+from gpuprof.serving.change.window import ServiceWindow
 from gpuprof.serving.change.worker_fleet import WorkerFleet
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
@@ -30,8 +30,8 @@ class _Snapshot:
     """Counts at a moment."""
 
     at: float
-    models: Mapping[str, ServiceCounts]
-    replicas: Mapping[str, ServiceCounts]
+    models: Mapping[str, ServiceWindow]
+    replicas: Mapping[str, ServiceWindow]
 
 
 class StandbyController:
@@ -103,14 +103,14 @@ class StandbyController:
         models = self._router.list_models()
         return _Snapshot(
             time.monotonic(),
-            {model.name: ServiceCounts.of(model.list_statistics()) for model in models},
-            {r.plan.name: ServiceCounts.of([r.statistics]) for model in models for r in model.replicas},
+            {model.name: ServiceWindow.of(model.list_statistics()) for model in models},
+            {r.plan.name: ServiceWindow.of([r.statistics]) for model in models for r in model.replicas},
         )
 
 
 def _window_since(
-    before: Mapping[str, ServiceCounts], name: str, after: Iterable[ModelStatistics], at: float
+    before: Mapping[str, ServiceWindow], name: str, after: Iterable[ModelStatistics], at: float
 ) -> ServiceWindow | None:
     """Return the window since a snapshot; None for a model or replica missing from the snapshot."""
     earlier = before.get(name)
-    return None if earlier is None else earlier.until(ServiceCounts.of(after), time.monotonic() - at)
+    return None if earlier is None else earlier.until(ServiceWindow.of(after), time.monotonic() - at)

@@ -20,15 +20,33 @@ _SLOWER = 1.25
 
 @dataclass(frozen=True, slots=True)
 class ServiceWindow:
-    """Differences of a model's, or a replica's, counts over a time."""
+    """A model's, or a replica's, counts since the server's start, or their differences over a time."""
 
-    seconds: float
+    seconds: float  #: 0 for counts since the start.
     #: ``arrived``, ``answered``, ``late``, ``refused``: ``late`` are the answers after their deadline.
     arrived: int
     answered: int
     late: int
     refused: int
     buckets: tuple[int, ...]  #: Answers by latency, by `BUCKETS_MS`.
+
+    @classmethod
+    def of(cls, parts: Iterable[ModelStatistics]) -> ServiceWindow:
+        """Return the sum of several counts since the start; cheap, for it is taken while requests wait."""
+        counts = [(p.arrived, p.answered, p.answered - p.in_slo, p.refused, *p.buckets) for p in parts]
+        arrived, answered, late, refused, *buckets = map(sum, zip(*counts, strict=True))
+        return cls(0.0, arrived, answered, late, refused, tuple(buckets))
+
+    def until(self, after: ServiceWindow, seconds: float) -> ServiceWindow:
+        """Return the difference from these counts to ``after``."""
+        return ServiceWindow(
+            seconds=seconds,
+            arrived=after.arrived - self.arrived,
+            answered=after.answered - self.answered,
+            late=after.late - self.late,
+            refused=after.refused - self.refused,
+            buckets=tuple(new - old for new, old in zip(after.buckets, self.buckets, strict=True)),
+        )
 
     @property
     def rate_rps(self) -> float:
@@ -49,40 +67,6 @@ class ServiceWindow:
     def percentile_ms(self, percentile: float) -> float | None:
         """Return the latency at ``percentile`` of the answers, to within a bucket; None without an answer."""
         return percentile_of(self.buckets, percentile)
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceCounts:
-    """Counts at a moment, cheap to take while requests wait."""
-
-    arrived: int
-    answered: int
-    in_slo: int
-    refused: int
-    buckets: tuple[int, ...]
-
-    @classmethod
-    def of(cls, parts: Iterable[ModelStatistics]) -> ServiceCounts:
-        """Return the sum of several counts."""
-        windows = list(parts)
-        return cls(
-            arrived=sum(part.arrived for part in windows),
-            answered=sum(part.answered for part in windows),
-            in_slo=sum(part.in_slo for part in windows),
-            refused=sum(part.refused for part in windows),
-            buckets=tuple(map(sum, zip(*(part.buckets for part in windows), strict=True))),
-        )
-
-    def until(self, after: ServiceCounts, seconds: float) -> ServiceWindow:
-        """Return the difference from these counts to ``after``."""
-        return ServiceWindow(
-            seconds=seconds,
-            arrived=after.arrived - self.arrived,
-            answered=after.answered - self.answered,
-            late=(after.answered - after.in_slo) - (self.answered - self.in_slo),
-            refused=after.refused - self.refused,
-            buckets=tuple(new - old for new, old in zip(after.buckets, self.buckets, strict=True)),
-        )
 
 
 def percentile_of(buckets: Sequence[int], percentile: float) -> float | None:

@@ -56,7 +56,7 @@ from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError, out_of_memory
 from gpuprof.serving.transport.security import is_loopback
 from gpuprof.serving.transport.wire import Buffer
-from gpuprof.serving.watch.statistics import ProtocolFigures, StallMeter
+from gpuprof.serving.watch.statistics import ProtocolFigures
 
 _PUBLIC_PREFIX = b"/v2/health/"
 _GRPC_PREFIXES = (b"/inference.", b"/grpc.")
@@ -507,8 +507,6 @@ class HttpApi:
     ----------
     router : Router
     settings : ServerSettings
-    stalls : StallMeter or None
-        Reported in the metrics and with readiness.
 
     Attributes
     ----------
@@ -523,7 +521,7 @@ class HttpApi:
         Returns the number of restarts of the edge; None: no edge.
     """
 
-    def __init__(self, router: Router, settings: ServerSettings, stalls: StallMeter | None = None) -> None:
+    def __init__(self, router: Router, settings: ServerSettings) -> None:
         self.router, self.arena = router, router.arena
         self.max_connections = settings.max_connections
         self.scratch = bytearray(SCRATCH_BYTES)
@@ -540,7 +538,6 @@ class HttpApi:
         guarded = settings.http_through_edge or settings.security.token or not is_loopback(settings.host)
         self._own_hosts = None if guarded else {settings.host.lower(), "localhost.localdomain"}
         self._refusals: Counter[tuple[str, int, str]] = Counter()
-        self._stalls = StallMeter(time.monotonic()) if stalls is None else stalls
         self._descriptions = Descriptions(router)
         self.grpc = GrpcCalls(self.service)
 
@@ -616,7 +613,7 @@ class HttpApi:
     def _answer_metrics(self, client: HttpClient, head: HttpHead, body: RequestBody) -> None:
         from gpuprof.serving.protocol.metrics import CONTENT_TYPE, render_metrics
 
-        figures = ProtocolFigures(self._refusals, self.turned_away, self._stalls, self.count_edge_restarts())
+        figures = ProtocolFigures(self._refusals, self.turned_away, self.count_edge_restarts())
         client.respond(200, CONTENT_TYPE, render_metrics(self.router, figures))
 
     def count_refusal(self, refusal: RefusedError, protocol: str = "http") -> None:

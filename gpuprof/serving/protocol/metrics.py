@@ -47,9 +47,6 @@ _FAMILIES: dict[str, tuple[Any, str]] = {
     "gpuprof_buffer_bytes": (GaugeMetricFamily, "Shared memory in use by requests and answers"),
     "gpuprof_refused_requests": (CounterMetricFamily, "Refused requests by HTTP status and reason"),
     "gpuprof_refused_connections": (CounterMetricFamily, "Connections refused beyond --max-connections"),
-    "gpuprof_router_stalls": (CounterMetricFamily, "Stalls of the router's event loop of 50 ms or more"),
-    "gpuprof_router_stall_seconds": (CounterMetricFamily, "Total duration of these stalls"),
-    "gpuprof_router_longest_stall_seconds": (GaugeMetricFamily, "Duration of the longest stall"),
     "gpuprof_edge_restarts": (CounterMetricFamily, "Restarts of the edge (Envoy)"),
 }
 
@@ -144,12 +141,9 @@ def _add_replica(families: _Families, model: str, replica: ServedReplica, now: f
 
 
 def _add_protocol(families: _Families, figures: ProtocolFigures) -> None:
-    """Add refusals with their reasons, and stalls of the router."""
+    """Add refusals with their reasons, and restarts of the edge."""
     for (protocol, status, reason), count in sorted(figures.refusals.items()):
         families.add("gpuprof_refused_requests", count, protocol=protocol, status=status, reason=reason)
     families.add("gpuprof_refused_connections", figures.turned_away)
-    families.add("gpuprof_router_stalls", figures.stalls.count)
-    families.add("gpuprof_router_stall_seconds", figures.stalls.total_s)
-    families.add("gpuprof_router_longest_stall_seconds", figures.stalls.longest_s)
     if figures.edge_restarts is not None:
         families.add("gpuprof_edge_restarts", figures.edge_restarts)

@@ -1,9 +1,7 @@
-"""Statistics since the server started: counts, times by stage and latencies of a model, and stalls of the router."""
+"""Statistics since the server started: counts, times by stage and latencies of a model, and of the protocols."""
 
 from __future__ import annotations
 
-import asyncio
-import time
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -118,48 +116,4 @@ class ProtocolFigures:
     #: Refusals by protocol, the HTTP status of their reason, and the reason.
     refusals: Mapping[tuple[str, int, str], int]
     turned_away: int  #: Connections beyond the bound.
-    stalls: StallMeter
     edge_restarts: int | None = None  #: Restarts of the edge; None: no edge.
-
-
-#: Interval of the timer, and the least lateness that counts: less is the system's.
-_BEAT_S = 0.05
-
-
-class StallMeter:
-    """Measures the delay of the event loop's timers.
-
-    ``now``: monotonic seconds at the beginning.
-
-    Attributes
-    ----------
-    count : int
-    longest_s, total_s : float
-        Ended stalls; the total is never reset, the others are by `forget`.
-    """
-
-    def __init__(self, now: float) -> None:
-        self.count = 0
-        self.total_s = self.longest_s = 0.0
-        self._due = now + _BEAT_S
-
-    def forget(self) -> None:
-        """Reset the counts: stalls during the server's start, including a current stall, delay no request."""
-        self.observe_tick(time.monotonic())
-        self.count, self.longest_s = 0, 0.0
-
-    async def run(self) -> None:
-        """Measure until cancelled."""
-        while True:
-            self._due = time.monotonic() + _BEAT_S
-            await asyncio.sleep(_BEAT_S)
-            self.observe_tick(time.monotonic())
-
-    def observe_tick(self, now: float) -> None:
-        """Record a run of the timer."""
-        late_s = now - self._due
-        self._due = now + _BEAT_S
-        if late_s > _BEAT_S:
-            self.count += 1
-            self.total_s += late_s
-            self.longest_s = max(self.longest_s, late_s)

@@ -7,7 +7,6 @@ from gpuprof.serving.change.window import (
     Departure,
     ObservedLoad,
     PlannedLoad,
-    ServiceCounts,
     ServiceWindow,
     find_departure,
     percentile_of,
@@ -60,11 +59,11 @@ def test_what_the_plan_leaves_open_is_borne() -> None:
     assert find_departure(plan, observe_window(50.0, 1.6)) is Departure.LATENCY
 
 
-def count_answers(latencies_ms: list[float], slo_ms: float, refused: int = 0) -> ServiceCounts:
+def count_answers(latencies_ms: list[float], slo_ms: float, refused: int = 0) -> ServiceWindow:
     statistics = ModelStatistics(arrived=len(latencies_ms) + refused, refused=refused)
     for ms in latencies_ms:
         statistics.add_answer(1, int(1e6 * ms), 0, ms <= slo_ms, 0)
-    return ServiceCounts.of([statistics])
+    return ServiceWindow.of([statistics])
 
 
 def make_window(late: int, answered: int, refused: int = 0) -> ServiceWindow:

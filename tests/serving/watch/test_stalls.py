@@ -12,26 +12,16 @@ from gpuprof.serving import server as server_module
 from gpuprof.serving.machine.orders import WorkerOrder
 from gpuprof.serving.router.worker import ProcessWorker
 from gpuprof.serving.server import Server
-from gpuprof.serving.watch.statistics import StallMeter
 
 ORDER = WorkerOrder("m", "1", "null:4", 1)
-
-
-def test_what_runs_late_is_a_stall_and_what_is_nearly_in_time_is_none() -> None:
-    meter = StallMeter(0.0)
-    for now in (0.06, 0.12, 3.12, 3.18):
-        meter.observe_tick(now)
-    assert meter.count == 1 and meter.longest_s == pytest.approx(2.95)
-    meter.forget()  # with the stall that goes on
-    assert meter.count == 0 and meter.longest_s == 0.0
 
 
 class SilentWorker(ProcessWorker):
     """A worker that has owed an answer since 0."""
 
-    def __init__(self, is_ready: bool) -> None:
+    def __init__(self) -> None:
         super().__init__("m/0.0", ORDER, 5.0, cast(Any, None), cast(Any, None))
-        self.is_ready, self.sent, self.killed = is_ready, {1: cast(Any, SimpleNamespace(expected_ms=0.0))}, False
+        self.is_ready, self.sent, self.killed = True, {1: cast(Any, SimpleNamespace(expected_ms=0.0))}, False
         self.identity = [7]
 
     def _silent_s(self, now: float) -> float:
@@ -50,7 +40,7 @@ def test_a_worker_is_not_killed_for_what_the_router_did_not_hear(
     ticks: Sequence[float], killed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a stall of the router's process, workers get the whole limit again."""
-    worker, clock = SilentWorker(is_ready=True), iter((3.5, *ticks))
+    worker, clock = SilentWorker(), iter((3.5, *ticks))
 
     async def ignore(*_: object) -> None:
         pass
