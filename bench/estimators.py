@@ -3,7 +3,7 @@
     python -m bench.estimators --db DATABASE
 
 Prints the error of each constituent over a grid of its hyper-parameters, architectures left out in groups;
-``gpuprof/estimators/learned/regressors.py`` holds the values chosen from it.
+``gpuprof/estimators/learned/learned.py`` holds the values chosen from it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def search(database: Path) -> None:
     from sklearn.model_selection import GroupKFold
 
     from gpuprof.estimators.learned.features import expected_ns
-    from gpuprof.estimators.learned.regressors import make_constituents
+    from gpuprof.estimators.learned.learned import make_constituents
 
     data = _training(database)
     ops = data.ops

@@ -111,6 +111,10 @@ class Device:
     process_nm: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
+    def __hash__(self) -> int:
+        """Return the hash of the name: mappings have none, and equal devices have the same name."""
+        return hash(self.name)
+
     def mig_profile(self, name: str) -> MigProfile:
         """Return the MIG profile called ``name``.
 

@@ -18,9 +18,6 @@ from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload, batch
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 
-_MOST_BATCHES = 6
-_MOST_SHARES = 4
-
 
 class EstimatorContract(ABC):
     """Tests of an estimator on ``model`` and ``device``, which subclasses set."""
@@ -34,8 +31,8 @@ class EstimatorContract(ABC):
 
     def _workloads(self) -> Iterator[Estimate]:
         estimator = self.estimator()
-        for share in estimator.shares(self.model, self.device)[-_MOST_SHARES:]:
-            for batch in estimator.batches(self.model, self.device, share)[:_MOST_BATCHES]:
+        for share in estimator.shares(self.model, self.device)[-4:]:
+            for batch in estimator.batches(self.model, self.device, share)[:6]:
                 yield estimator.estimate(self.model, self.device, batch, share)
 
     def test_shares_rise_and_end_with_the_whole_device(self) -> None:
@@ -77,7 +74,7 @@ class EstimatorContract(ABC):
     def test_times_of_many_batches_are_those_of_each(self) -> None:
         """The times of `batch_times` equal those of `estimate`."""
         estimator, share = self.estimator(), self.estimator().shares(self.model, self.device)[0]
-        batches = estimator.batches(self.model, self.device, share)[:_MOST_BATCHES]
+        batches = estimator.batches(self.model, self.device, share)[:6]
         each = [estimator.estimate(self.model, self.device, batch, share).latency_ms for batch in batches]
         assert list(batch_times(self.estimator(), self.model, self.device, batches, share, 1)) == each
 

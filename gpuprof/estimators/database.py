@@ -463,21 +463,18 @@ class DatabaseEstimator:
             for device, ranked in record.variants.items()
         }
         #: The measured co-locations, with the interference models fitted to them.
-        self.colocations = Colocations(db, self._running, contents, variants, self._sm_utilization)
-        learned_of = cache(lambda identity: learned(identity.device))
+        behaviour = lru_cache(maxsize=200_000)(self._behaviour)
+        self.colocations = Colocations(db, behaviour, contents, variants, self._sm_utilization)
         execution = self._execution = execution or Execution()
         cross_gpu = CrossGpuLatencies(execution, self.known.bind_graph, busy=not alone)
-        self._learned: Callable[[Device], LearnedModel | None] = lambda device: learned_of(_Identity(device))
+        self._learned: Callable[[Device], LearnedModel | None] = cache(learned)
         self._latencies = ModelLatencies(self.known, self._learned, cross_gpu)
         self._memory = ModelMemory(self.known, self._learned, execution)
         self._unprofiled = UnprofiledRequirements(cross_gpu)
         # Caches of this object: caches of the methods themselves would keep every estimator alive.
         self._answer = lru_cache(maxsize=200_000)(self._estimate)
-        self._alone = lru_cache(maxsize=200_000)(
-            lambda identity, workload: self._latencies.alone(identity.device, workload)
-        )
+        self._alone = lru_cache(maxsize=200_000)(self._latencies.alone)
         self._fitting = lru_cache(maxsize=200_000)(self._list_fitting)
-        self._behaviours = lru_cache(maxsize=200_000)(self._behaviour)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -495,7 +492,7 @@ class DatabaseEstimator:
         if batch < 1 or processes < 1:
             raise InputError(f"batch and processes must be at least 1 but got {batch} and {processes}")
         self._check_neighbours(device, beside)
-        return self._answer(_Identity(device), Workload(model, batch, share, processes), tuple(beside))
+        return self._answer(device, Workload(model, batch, share, processes), tuple(beside))
 
     def batch_times(
         self, model: str, device: Device, batches: Sequence[int], share: Share, processes: int = 1
@@ -506,7 +503,7 @@ class DatabaseEstimator:
         """
         if type(self).estimate is not DatabaseEstimator.estimate:  # a subclass may override `estimate`
             return tuple(self.estimate(model, device, batch, share, (), processes).latency_ms for batch in batches)
-        record, identity, times = self.known.find_model(model), _Identity(device), []
+        record, times = self.known.find_model(model), []
         failed = record.failed_on(device.name)
         if device.kind == "gpu" and not (failed or record.points.get(device.name) or record.others):
             return tuple(self._latencies.predict(record, device, batches, part_of_one(share, processes)))
@@ -516,7 +513,7 @@ class DatabaseEstimator:
             workload = Workload(model, batch, share, processes)
             if failed and not record.has_run(device.name, workload):
                 require_no_failure(device, workload, failed)
-            times.append(self._alone(identity, workload)[0])
+            times.append(self._alone(device, workload)[0])
         return tuple(times)
 
     def board_work_ms(self, model: str, device: Device) -> Figure | None:
@@ -547,13 +544,13 @@ class DatabaseEstimator:
             return tuple(sorted(exact or {point.batch for point in points}))
         if (only := self.known.read_fixed_batch(model)) is not None:
             return (only,)
-        return self._fitting(_Identity(device), model, share.mig)
+        return self._fitting(device, model, share.mig)
 
-    def _list_fitting(self, identity: _Identity, model: str, mig: str | None) -> tuple[int, ...]:
+    def _list_fitting(self, device: Device, model: str, mig: str | None) -> tuple[int, ...]:
         """Return the powers of two that fit: without measurements, memory does not depend on the share."""
         record, share = self.known.find_model(model), Share(mig=mig)
         powers = [2**k for k in range(MOST_BATCH.bit_length())]
-        return tuple(batch for batch in powers if self._memory.fits(record, identity.device, batch, share)) or (1,)
+        return tuple(batch for batch in powers if self._memory.fits(record, device, batch, share)) or (1,)
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
         """Return the measured shares, or else whole cores or tenths and MIG instances; the whole always."""
@@ -568,15 +565,15 @@ class DatabaseEstimator:
             measured |= {Share(100.0, profile.name) for profile in device.mig_profiles}
         return tuple(sorted(measured | {Share()}, key=lambda share: (device.fraction(share), share.mig or "")))
 
-    def _estimate(self, identity: _Identity, workload: Workload, beside: tuple[Workload, ...]) -> Estimate:
-        device, record = identity.device, self.known.find_model(workload.model)
+    def _estimate(self, device: Device, workload: Workload, beside: tuple[Workload, ...]) -> Estimate:
+        record = self.known.find_model(workload.model)
         self.known.require_no_failure(record, device, workload, beside)
         if beside:
             # A plan asks for a workload beside thousands of others: all figures but its time stay as alone.
-            alone = self._answer(identity, workload, ())
+            alone = self._answer(device, workload, ())
             latency = self.colocations.beside(alone.latency_ms, device, workload, beside)
             return replace(alone, latency_ms=latency, unknown_ops=self._list_unknown(record, latency))
-        latency, cv = self._alone(identity, workload)
+        latency, cv = self._alone(device, workload)
         pause = behaviour_after_pause(record, device, workload, cv)
         work = self._read_work(record, latency)
         return Estimate(
@@ -647,21 +644,17 @@ class DatabaseEstimator:
             if not self.colocations.has_seen(device, neighbour.model):
                 self.known.find_model(neighbour.model)
 
-    def _running(self, device: Device, workload: Workload) -> RunningWorkload | None:
-        """Return the behaviour of a workload alone, for the interference models; None where unknown."""
-        return self._behaviours(_Identity(device), workload)
-
     def _sm_utilization(self, device: Device, workload: Workload) -> float | None:
         """Return the busy part of the SMs of a workload alone, in percent; the upper end where predicted."""
         figures = dict(self._creq(self.known.find_model(workload.model), device, workload))
         figure = figures.get("wavg_sm_util")
         return None if figure is None else min(100.0, figure.value if figure.is_observed else figure.upper())
 
-    def _behaviour(self, identity: _Identity, workload: Workload) -> RunningWorkload | None:
-        device = identity.device
+    def _behaviour(self, device: Device, workload: Workload) -> RunningWorkload | None:
+        """Return the behaviour of a workload alone, for the interference models; None where unknown."""
         try:
             record = self.known.find_model(workload.model)
-            alone = self._alone(identity, workload)[0].value
+            alone = self._alone(device, workload)[0].value
         except InputError:
             return None
         l2, dram = (estimate_bandwidth(record, device, workload, column, alone) for column in ("l2_pct", "dram_pct"))
@@ -681,18 +674,3 @@ class DatabaseEstimator:
             return 0.0
         bytes_moved = float(work.at(workload.batch).bytes_moved.sum()) * workload.processes
         return min(100.0, 100.0 * bytes_moved / (device.dram_bytes_per_s * alone_ms / 1e3))
-
-
-class _Identity:
-    """A device as a key: hashed by its name, equal only when every number is."""
-
-    __slots__ = ("device",)
-
-    def __init__(self, device: Device) -> None:
-        self.device = device
-
-    def __hash__(self) -> int:
-        return hash(self.device.name)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and (self.device is other.device or self.device == other.device)

@@ -18,9 +18,15 @@ from gpuprof.errors import GpuprofError, InputError
 from gpuprof.estimators.builtin import make_estimator
 from gpuprof.estimators.conformal import common_factor, interval_factor
 from gpuprof.estimators.learned.features import NODE_NS, Array, roofline_ns
-from gpuprof.estimators.learned.learned import ALLOCATION, STACK, LearnedModel, fit
-from gpuprof.estimators.learned.regressors import MREQ, STACKED, predict_requirement
-from gpuprof.estimators.learned.training_set import ModelCase, OpTimes, TrainingSet, graph_facts, leave_out_architecture
+from gpuprof.estimators.learned.learned import ALLOCATION, STACK, STACKED, LearnedModel, fit, predict_requirement
+from gpuprof.estimators.learned.training_set import (
+    MREQ,
+    ModelCase,
+    OpTimes,
+    TrainingSet,
+    graph_facts,
+    leave_out_architecture,
+)
 from gpuprof.estimators.measured.measured import MeasuredModel, read_measured
 from gpuprof.estimators.measured.surface import BatchCurve
 from gpuprof.estimators.memory import peak_activation_bytes

@@ -83,8 +83,6 @@ _IN_PLACE = frozenset(
      "Add", "Mul", "Sub", "Div", "Pow", "Sum", "BatchNormalization", "Softmax", "Cast", "Neg", "Abs", "Where",
      "LayerNormalization", "Gelu", "Reciprocal"}
 )  # fmt: skip
-#: Alignment in bytes: buffer sizes are multiples of it.
-_ALIGNMENT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +144,7 @@ class _Arena:
 
     def take(self, size: int) -> int:
         """Return a buffer of at least ``size``: the smallest sufficient free buffer, or a new buffer."""
-        need = -(-size // _ALIGNMENT) * _ALIGNMENT
+        need = -(-size // 256) * 256  # aligned
         fitting = [free for free in self._free if free >= need]
         if fitting:
             chunk = min(fitting)

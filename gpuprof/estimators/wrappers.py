@@ -202,18 +202,37 @@ def name_tried_services(tried: TriedRuns, sources: Mapping[str, str]) -> TriedRu
     )
 
 
-@dataclass(frozen=True, slots=True)
-class IntervalEndEstimator:
+class _WrappedEstimator:
+    """Answers as another estimator does; subclasses change some of the answers."""
+
+    def __init__(self, estimator: Estimator) -> None:
+        self._estimator = estimator
+
+    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        """Return the batches of the wrapped estimator."""
+        return self._estimator.batches(model, device, share)
+
+    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
+        """Return the shares of the wrapped estimator."""
+        return self._estimator.shares(model, device)
+
+    def board_work_ms(self, model: str, device: Device) -> Figure | None:
+        """Return the wrapped estimator's board work; see `gpuprof.domain.estimate`."""
+        return board_work(self._estimator, model, device)
+
+
+class IntervalEndEstimator(_WrappedEstimator):
     """Times and memory at an end of their intervals, without intervals; a `gpuprof.domain.estimate.Estimator`."""
 
-    estimator: Estimator
-    end: Literal["lower", "upper"]
+    def __init__(self, estimator: Estimator, end: Literal["lower", "upper"]) -> None:
+        super().__init__(estimator)
+        self._end = end
 
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
     ) -> Estimate:
         """Return the wrapped estimator's estimate at this end. Raises `InputError` as it does."""
-        estimate = self.estimator.estimate(model, device, batch, share, beside, processes)
+        estimate = self._estimator.estimate(model, device, batch, share, beside, processes)
         memory = None if estimate.memory_bytes is None else self._at_end(estimate.memory_bytes)
         latency = self._at_end(estimate.latency_ms)
         # In proportion: at a lower end the hidden part must stay below the time, or the throughput would be
@@ -225,23 +244,15 @@ class IntervalEndEstimator:
         self, model: str, device: Device, batches: Sequence[int], share: Share, processes: int = 1
     ) -> tuple[Figure, ...]:
         """Return the wrapped estimator's times at this end. Raises `InputError` as it does."""
-        return tuple(map(self._at_end, batch_times(self.estimator, model, device, batches, share, processes)))
-
-    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
-        """Return the batches of the wrapped estimator."""
-        return self.estimator.batches(model, device, share)
-
-    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
-        """Return the shares of the wrapped estimator."""
-        return self.estimator.shares(model, device)
+        return tuple(map(self._at_end, batch_times(self._estimator, model, device, batches, share, processes)))
 
     def board_work_ms(self, model: str, device: Device) -> Figure | None:
         """Return the wrapped estimator's board work at this end."""
-        work = board_work(self.estimator, model, device)
+        work = super().board_work_ms(model, device)
         return None if work is None else self._at_end(work)
 
     def _at_end(self, figure: Figure) -> Figure:
-        end = figure.high if self.end == "upper" else figure.low
+        end = figure.high if self._end == "upper" else figure.low
         return Figure(figure.value if end is None else end, figure.source)
 
 
@@ -336,11 +347,11 @@ class ForeignEstimator:
             raise describe_failure("estimator", self._name, self._estimator, error) from error
 
 
-class FailureAwareEstimator:
+class FailureAwareEstimator(_WrappedEstimator):
     """Implements `gpuprof.domain.estimate.Estimator` by another estimator, and refuses failed workloads."""
 
     def __init__(self, estimator: Estimator, models: KnownModels) -> None:
-        self._estimator = estimator
+        super().__init__(estimator)
         self._known = models
         self._models: dict[str, MeasuredModel | None] = {}
 
@@ -363,15 +374,3 @@ class FailureAwareEstimator:
             with suppress(InputError):
                 self._models[model] = self._known.find_model(model)
         return self._models[model]
-
-    def board_work_ms(self, model: str, device: Device) -> Figure | None:
-        """Return the board work of the wrapped estimator."""
-        return board_work(self._estimator, model, device)
-
-    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
-        """Return the batches of the wrapped estimator."""
-        return self._estimator.batches(model, device, share)
-
-    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
-        """Return the shares of the wrapped estimator."""
-        return self._estimator.shares(model, device)

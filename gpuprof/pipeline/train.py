@@ -98,8 +98,8 @@ def train(
     (3, True)
     """
     from gpuprof.estimators.conformal import interval_factor
-    from gpuprof.estimators.learned.learned import fit_with_intervals, save_model
-    from gpuprof.estimators.learned.regressors import MREQ, make_constituents
+    from gpuprof.estimators.learned.learned import fit_with_intervals, make_constituents, save_model
+    from gpuprof.estimators.learned.training_set import MREQ
 
     chosen = TrainOptions.collect(options, fields)
     names = list(chosen.regressors)
@@ -206,7 +206,7 @@ def evaluate(
         predict_left_out_batches,
         summarise_errors,
     )
-    from gpuprof.estimators.learned.regressors import make_constituents
+    from gpuprof.estimators.learned.learned import make_constituents
 
     chosen = EvaluateOptions.collect(options, fields)
     if chosen.estimator is not None:

@@ -25,7 +25,6 @@ from gpuprof.estimators.cross_gpu.features import (
 from gpuprof.estimators.cross_gpu.rates import DeviceRates
 
 _INPUT = "features"
-_FATAL_ONLY = 4
 
 
 class Forest:
@@ -47,7 +46,7 @@ class Forest:
             raise UnavailableError(message, install_hint("cpu")) from None
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1  # sums in one order on every machine
-        options.log_severity_level = _FATAL_ONLY
+        options.log_severity_level = 4  # fatal errors only
         try:
             self._session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime raises classes of its own

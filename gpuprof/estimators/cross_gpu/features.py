@@ -89,18 +89,10 @@ def table_of(rows: Iterable[tuple[str, Mapping[str, float]]]) -> OpTable:
 
 
 _TILES = ((128, 128), (128, 64), (64, 64), (32, 32))
-#: Maximum saving of multiplications by Winograd's algorithm in a 3 x 3 convolution with stride 1 (tiles of 4 x 4).
-_WINOGRAD = 2.25
-#: Bandwidth of the L2 cache over that of memory.
-_CACHED = 3.0
-#: Bytes per cycle of an SM from the L2 cache: a quarter of the peak of 64.
-_CACHED_BYTES = 16.0
 #: Sets of weights used in rotation: each layer of a model has its own.
 _SETS_OF_A_MODEL = 1000.0
 #: Query rows per block of attention, and cycles before and after its arithmetic.
 _BLOCK_ROWS, _BLOCK_CYCLES = 128.0, 4000.0
-#: Threads of a block per row.
-_ROW_THREADS = 128.0
 _TINY = 1e-12
 
 #: Names of the regressors.
@@ -138,15 +130,16 @@ def bound_times(
     conv = ops.family == FAMILIES.index("conv")
     attention = ops.family == FAMILIES.index("attention")
     product = np.isin(ops.family, [FAMILIES.index(name) for name in ("matmul", "conv", "attention")])
-    winograd = np.where(
-        conv & (ops.kernel == 3) & (ops.stride == 1) & (ops.b == 1) & (not rates.tensor), _WINOGRAD, 1.0
-    )
+    # Winograd's algorithm saves multiplications of 3 x 3 convolutions with stride 1, in tiles of 4 x 4 at most 2.25.
+    saves = conv & (ops.kernel == 3) & (ops.stride == 1) & (ops.b == 1) & (not rates.tensor)
+    winograd = np.where(saves, 2.25, 1.0)
     peak = ops.flops / winograd / np.where(product, rates.matrix_per_s, rates.scalar_per_s)
     math_s = peak / np.where(product, rates.sustained, rates.sustained_others) ** throttled
     traffic = ops.bytes_moved / rates.bytes_per_s
     dram_s = _draw_seconds(ops, rates, weight_sets)
     blocks = np.where(ops.m > 1.0, ops.b * np.ceil(ops.m / _BLOCK_ROWS), ops.b * ops.extra)
-    cached = np.where(ops.bytes_moved < rates.l2_bytes, 1.0 / _CACHED, 1.0)
+    # The L2 cache has three times the bandwidth of the memory.
+    cached = np.where(ops.bytes_moved < rates.l2_bytes, 1.0 / 3.0, 1.0)
     return OpBounds(
         np.maximum(np.maximum(math_s, dram_s) + attention * blocks * _BLOCK_CYCLES / rates.cycles_per_s, _TINY),
         np.maximum(np.maximum(peak, traffic * cached), _TINY),
@@ -159,7 +152,8 @@ def _draw_seconds(ops: OpTable, rates: DeviceRates, weight_sets: float) -> Array
     per_byte = 1.0 / (rates.bytes_per_s * rates.drawn)
     if not rates.tensor:
         return np.asarray(ops.bytes_moved * per_byte)
-    saved_per_byte = np.maximum(per_byte - 1.0 / (_CACHED_BYTES * rates.cycles_per_s), 0.0)
+    # An SM has 16 bytes per cycle from the L2 cache: a quarter of the peak.
+    saved_per_byte = np.maximum(per_byte - 1.0 / (16.0 * rates.cycles_per_s), 0.0)
     dense = np.isin(ops.family, [FAMILIES.index(name) for name in ("matmul", "conv")]) & (ops.b == 1.0)
     weights = np.where(dense, np.minimum(ops.width * ops.n * ops.k, ops.read_bytes), 0.0)
     activations = ops.bytes_moved - weights
@@ -251,7 +245,7 @@ def features_of(name: str, ops: OpTable, rates: DeviceRates, bounds: OpBounds) -
             columns = [*columns[:2], ops.extra, ops.read_bytes / np.maximum(ops.written_bytes, 1.0)]
         elif name == "softmax":
             # Long rows are read several times: again from the L2 cache where the rows in progress fit into it.
-            blocks = rates.units * rates.threads / _ROW_THREADS
+            blocks = rates.units * rates.threads / 128.0  # a block of 128 threads per row
             columns.append(np.log2(np.maximum(ops.row, 1.0) * ops.width * blocks / rates.l2_bytes))
     return np.column_stack(columns)
 

@@ -33,8 +33,6 @@ _OLD = " old"
 _UNLIKE_MEASURED = dict.fromkeys(
     (*RECURRENT, "Einsum", "Scatter", "ScatterElements", "ScatterND", "GridSample", "DeformConv", "DFT", "STFT"), 4.0
 ) | dict.fromkeys(("If", "Loop", "Scan", "TopK", "NonZero", "Unique", "Compress", "CumSum", "CumProd"), 10.0)
-#: Least part of a model's time for which its source names such ops.
-_TOLD_PART = 0.1
 #: Stands for all kinds of models of a generation.
 ANY_MODEL = "any"
 
@@ -70,13 +68,13 @@ def excess_of(op_types: Sequence[str]) -> Array:
 
 
 def name_unlike(op_types: Sequence[str], excess: float) -> tuple[str, ...]:
-    """Return the op types unlike any measured type where they are much of a model's time, sorted.
+    """Return the op types unlike any measured type where they may be a tenth of a model's time, sorted.
 
     ``excess``: mean of `excess_of` over the time of the model.
     """
     names = sorted(_UNLIKE_MEASURED.keys() & set(op_types))
     most = max((_UNLIKE_MEASURED[name] - 1.0 for name in names), default=1.0)
-    return tuple(names) if excess > _TOLD_PART * most else ()
+    return tuple(names) if excess > 0.1 * most else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,8 +116,6 @@ ELEMENTWISE = frozenset(
 
 #: Products that ONNX Runtime gives a scale.
 _SCALED = frozenset({"MatMul", "FusedMatMul"})
-#: Maximum ops of a kernel: compilers end a chain there (TorchInductor's ``max_fusion_size``).
-_MOST_FUSED = 64
 
 
 class NodeGroups:
@@ -328,7 +326,8 @@ class NodeGroups:
             for tensor in op.inputs:
                 before = self.maker.get(tensor.name)
                 anchor = place if before is None else self._anchor(before)
-                full = members[anchor] + members[place] + 2 > _MOST_FUSED
+                # Compilers end a chain at 64 ops (TorchInductor's ``max_fusion_size``).
+                full = members[anchor] + members[place] + 2 > 64
                 if before is not None and anchor != place and not full and self._may_join(before, place):
                     self._absorbed[place] = anchor
                     members[anchor] += members[place] + 1

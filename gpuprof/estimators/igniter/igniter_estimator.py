@@ -160,9 +160,6 @@ def _parse_workload(table: Mapping[str, Any]) -> WorkloadProfile:
 
 
 _NEEDED = ("latency_mean_ms", "power_w", "clock_mhz", "dispatch_ms", "kernel_count", "h2d_bytes", "d2h_bytes")
-_LEAST_CONFIGURATIONS = 5
-#: Least fraction of the highest clock that is treated as the highest: clocks are means of samples.
-_SAME_CLOCK = 0.99
 _IMPORTED = "import:igniter"
 
 
@@ -224,7 +221,7 @@ def profile_of(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str,
     workloads = {
         name: profile
         for name, rows in by_model.items()
-        if len(rows) >= _LEAST_CONFIGURATIONS
+        if len(rows) >= 5  # coefficients of the active time
         and (profile := _make_workload_profile(rows, beside, pcie, complete)) is not None
     }
     return _make_hardware_profile(device, complete, beside, pcie), workloads
@@ -316,7 +313,8 @@ def _list_counts(counts: Iterable[int]) -> str:
 
 def _snap_clock(clock_mhz: float, rows: Sequence[_MeasuredWorkload]) -> float:
     highest = max(row.clock_mhz for row in rows)
-    return highest if clock_mhz >= _SAME_CLOCK * highest else clock_mhz
+    # Clocks are means of samples, so that the highest varies.
+    return highest if clock_mhz >= 0.99 * highest else clock_mhz
 
 
 def _make_workload_profile(
@@ -373,8 +371,6 @@ def _subtract_copies(measured: _MeasuredWorkload, copied: _SoloMeasurement, pcie
 
 
 SOURCE = "iGniter"
-#: Largest batch in iGniter's profiles; its lines are unreliable beyond.
-_MOST_BATCH = 32
 
 
 class IgniterEstimator:
@@ -416,9 +412,9 @@ class IgniterEstimator:
         return Estimate(workload, device.name, Figure(predicted.latency_ms, SOURCE), overlapped_ms=predicted.load_ms)
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
-        """Return the batch sizes up to 32, the largest in iGniter's profiles."""
+        """Return the batch sizes up to the largest in iGniter's profiles: its lines are unreliable beyond."""
         self._workload(device, model)
-        return tuple(range(1, _MOST_BATCH + 1))
+        return tuple(range(1, max(BATCHES) + 1))
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
         """Return the multiples of the smallest unit of a share."""

@@ -33,9 +33,6 @@ from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import ColocationRow, model_at_dims, workload_label
 from gpuprof.kernel_db.store import KernelDb
 
-#: SM utilisation assumed for unknown models: every SM, as in time slices.
-_UNKNOWN_PCT = 100.0
-
 
 def is_sharing_all_sms(workload: Workload, beside: Sequence[Workload]) -> bool:
     """Return whether all workloads have the same whole device or instance, without shares."""
@@ -54,7 +51,7 @@ def slow_by_contention(alone: Figure, own_pct: float | None, others_pct: Sequenc
     >>> slow_by_contention(Figure(2.0, "measured"), 80.0, [70.0]).value
     3.0
     """
-    busy = [_UNKNOWN_PCT if pct is None else pct for pct in (own_pct, *others_pct)]
+    busy = [100.0 if pct is None else pct for pct in (own_pct, *others_pct)]
     factor = max(1.0, sum(busy) / 100.0)
     most = max(factor, 1.0 + sum(busy[1:]) / 100.0)
     is_complete = own_pct is not None and None not in others_pct
@@ -68,8 +65,6 @@ Behaviour = Callable[[Device, Workload], RunningWorkload | None]
 #: Device and workload → SM utilisation in percent (WSM); None where unknown.
 SmUtilization = Callable[[Device, Workload], float | None]
 
-#: Exponent of the error beside more neighbours than were measured: the interval is twice as wide.
-_BEYOND = 2.0
 _LABELLED = re.compile(r":\d+:[^:]*$")
 
 
@@ -157,7 +152,8 @@ class Colocations:
                 if not model.learns or len(beside) <= self._most_neighbours[device.name]:
                     return _slow_figure(alone, factor, source, model.low, model.high)
                 source = f"{source} ({BEYOND_SEEN}: the number of neighbours)"
-                return _slow_figure(alone, factor, source, model.low**_BEYOND, model.high**_BEYOND)
+                # Twice as wide an interval, in logarithms.
+                return _slow_figure(alone, factor, source, model.low**2, model.high**2)
         return _widen_unknown(alone)
 
     def has_seen(self, device: Device, model: str) -> bool:

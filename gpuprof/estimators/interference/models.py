@@ -183,8 +183,6 @@ class IgniterInterference:
 
 #: Least number of co-locations for a fit.
 ENOUGH_ROWS = 8
-#: Level of an interval of nine of ten units: errors are common to all rows of a unit, and there are few units.
-_ROW_LEVEL = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +251,8 @@ def _judge_model(
     name: str, make: Callable[[], InterferenceModel], measured: Sequence[ColocatedWorkload], left_out: str
 ) -> RankedModel:
     ratios = [row.ratio for row in leave_out(make, measured, left_out)]
-    high = quantile((max(ratio, 1.0 / ratio) for ratio in ratios), _ROW_LEVEL) or 1.0
+    # 95% of rows for nine of ten units: errors are common to all rows of a unit, and there are few units.
+    high = quantile((max(ratio, 1.0 / ratio) for ratio in ratios), 0.95) or 1.0
     error = 100.0 * np.abs(1.0 / np.array(ratios) - 1.0)
     mean_pct, p95_pct = float(error.mean()), float(np.percentile(error, 95))
     return RankedModel(name, make().fit(measured), left_out, len(ratios), mean_pct, p95_pct, 1.0 / high, high)

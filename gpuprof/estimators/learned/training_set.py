@@ -28,7 +28,6 @@ from gpuprof.estimators.learned.features import (
     regressor_features,
     roofline_ns,
 )
-from gpuprof.estimators.learned.regressors import MREQ
 from gpuprof.estimators.memory import peak_activation_bytes
 from gpuprof.graph.executed_graph import find_costliest, tie_nodes
 from gpuprof.kernel_db.records import read_records
@@ -40,15 +39,14 @@ Array = NDArray[Any]
 Graphs = Callable[[str, int], ModelGraph | None]
 _Content = Counter[str]
 
-#: Least common part of the ops of two models of one architecture: all but a replaced head.
-_COMMON = 0.9
-
 _Row = TypeVar("_Row", OpRow, ModelRow)
 _Key = tuple[str, int, float, str | None]
 #: Position of each op with a time of its own → positions of all ops executed with it, its own included.
 Groups = Mapping[int, tuple[int, ...]]
 
 _FUSED_INTO = "fused into "
+#: Name of Mreq among the requirements; the others are metrics of Creq.
+MREQ = "memory"
 
 
 def optimized_groups(graph: ModelGraph) -> Groups | None:
@@ -313,8 +311,8 @@ def database_graphs(db: KernelDb) -> Graphs:
 def name_architectures(graphs: Iterable[ModelGraph]) -> Mapping[str, str]:
     """Return for each model's name the alphabetically first name of its architecture.
 
-    Two models share an architecture where nine tenths of all their ops have type, attributes and shapes of weights in
-    common, regardless of names, values of weights, batch and sizes of free dimensions.
+    Two models share an architecture where nine tenths of all their ops, all but a replaced head, have type, attributes
+    and shapes of weights in common, regardless of names, values of weights, batch and sizes of free dimensions.
     """
     contents: dict[str, _Content] = {}
     for graph in graphs:
@@ -323,7 +321,7 @@ def name_architectures(graphs: Iterable[ModelGraph]) -> Mapping[str, str]:
     for name in sorted(contents):
         ops = contents[name]
         pairs = ((first, contents[first]) for first in dict.fromkeys(names.values()))
-        alike = (first for first, its in pairs if (its & ops).total() >= _COMMON * (its | ops).total())
+        alike = (first for first, its in pairs if (its & ops).total() >= 0.9 * (its | ops).total())
         names[name] = next(alike, name)
     return names
 

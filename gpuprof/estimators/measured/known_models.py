@@ -298,9 +298,6 @@ def _needs_padding(path: str, stamp: object) -> bool:
     return needs_padding(list_op_types(Path(path)))
 
 
-_LITTLE = 1e-9
-
-
 def find_failure(device: Device, workload: Workload, failed: Iterable[FailedRun]) -> FailedRun | None:
     """Return a failed run on ``device`` that was no harder than ``workload``, None where there is none.
 
@@ -320,7 +317,7 @@ def _dominates(device: Device, workload: Workload, tried: Workload, run: FailedR
         parts = device.fraction(workload.share), device.fraction(tried.share)
     except InputError:  # an instance unknown to the device
         return False
-    return run.is_memory or parts[0] <= parts[1] * (1.0 + _LITTLE)
+    return run.is_memory or parts[0] <= parts[1] * (1.0 + 1e-9)
 
 
 def require_no_failure(device: Device, workload: Workload, failed: Iterable[FailedRun]) -> None:

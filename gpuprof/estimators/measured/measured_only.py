@@ -14,8 +14,6 @@ from gpuprof.estimators.measured.known_models import KnownModels, padding_of, re
 from gpuprof.estimators.measured.measured import CREQ_METRICS, Point
 from gpuprof.kernel_db.store import KernelDb
 
-_LITTLE = 1e-6
-
 
 class MeasuredEstimator:
     """Implements `gpuprof.domain.estimate.Estimator` by the rows of the database alone.
@@ -104,7 +102,7 @@ class UsherEstimator(MeasuredEstimator):
         whole = points.get((batch, Share(), processes)) or self._fill_up(points, batch, Share(), processes)
         columns = CREQ_METRICS.values()
         required = [] if whole is None else [whole.figures[name] for name in columns if name in whole.figures]
-        if share.mig is not None or not required or min(required) > share.sm_pct + _LITTLE:
+        if share.mig is not None or not required or min(required) > share.sm_pct + 1e-6:
             whole, source = self._fill_up(points, batch, share, processes), ASSUMED if beside else INTERPOLATED
         if whole is None:
             raise InputError(

@@ -191,9 +191,6 @@ def behaviour_after_pause(model: MeasuredModel, device: Device, workload: Worklo
 #: Least time of an execution in ms by batch and share, up to a factor; scales measured points to other workloads.
 Shape = Callable[[int, Share], float]
 
-#: Digits of distances that are equal but for rounding.
-_DECIMALS = 9
-
 
 class Surface:
     """Latency of a model with a given number of processes over batch size and share.
@@ -231,7 +228,8 @@ class Surface:
             doublings = abs(math.log2(point.granted_fraction(self._device) / fraction)) + abs(
                 math.log2(point.batch / batch)
             )
-            return round(doublings + ((point.share.mig or "") != (share.mig or "")), _DECIMALS), -point.batch
+            # To nine decimals, since equal distances differ by rounding.
+            return round(doublings + ((point.share.mig or "") != (share.mig or "")), 9), -point.batch
 
         return min(self.points.values(), key=distance)
 
@@ -295,9 +293,6 @@ class LatencyEnvelope:
         return least / slack, most * slack
 
 
-_LEAST = 0.01
-
-
 class Calibration:
     """Errors of interpolation, extrapolation and predictions on a device, fitted to its measurements.
 
@@ -314,7 +309,7 @@ class Calibration:
 
         ``measured_error``: relative error of the measurements.
         """
-        return max(self._between, _LEAST) + measured_error
+        return self._between + measured_error
 
     def scale_prediction(self, least_ms: float, source: str) -> Figure:
         """Return the figure for a roofline of ``least_ms``, scaled by the device's ratio of measurement to roofline.
@@ -349,7 +344,7 @@ class Calibration:
 
     def carried_error(self, doublings: float) -> float:
         """Return half of the 90% interval over the value, for figures carried over from other sizes."""
-        return max(self._beyond, _LEAST) * max(1.0, doublings)
+        return self._beyond * max(1.0, doublings)
 
     @cached_property
     def _beyond(self) -> float:
@@ -373,6 +368,6 @@ class Calibration:
 
 
 def _error_of(errors: Sequence[float], published: str) -> float:
-    """Return the quantile of a device's errors; with fewer than five, that of published measurements."""
+    """Return the quantile of a device's errors, at least 1%; with fewer than five, that of published measurements."""
     error = quantile(errors, LEVEL) if len(errors) >= 5 else None
-    return constant("published", published) if error is None else error
+    return max(0.01, constant("published", published) if error is None else error)
