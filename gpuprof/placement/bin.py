@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device, MigProfile
 from gpuprof.domain.estimate import Workload
+from gpuprof.placement.evidence import MPS_CLIENTS
 from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
 
-#: Maximum number of CUDA MPS clients of a device (CUDA up to 13.0).
-MPS_CLIENTS = 48
 Cost = Callable[[Segment], float]
 
 #: Maximum number of replicas of a model: a larger number means a mistyped rate.

@@ -19,9 +19,12 @@ from gpuprof.rules.batching import padded_size
 from gpuprof.rules.host_work import NO_HOST_WORK, HostWork, disturb_servers
 from gpuprof.rules.turns import LoadedReplica, add_waits, estimate_turn, held_shares, involves_turns
 
-#: Tolerance of a map's figures: rounding only.
+#: Relative rounding of a map's figures.
 RELATIVE_ROUNDING = 1e-3
-ABSOLUTE_ROUNDING = 1e-6
+#: Absolute rounding of a map's figures, and relative tolerance of rates, shares and times that policies computed.
+ROUNDING = 1e-6
+#: Maximum number of CUDA MPS clients of a device (CUDA up to 13.0).
+MPS_CLIENTS = 48
 #: Largest batch whose queue is computed: every size up to it is estimated.
 MOST_BATCH = 4096
 
@@ -34,7 +37,7 @@ def is_rounded_to(value: float, true: float) -> bool:
     >>> is_rounded_to(12.34, 12.341), is_rounded_to(12.3, 12.341)
     (True, False)
     """
-    return abs(value - true) <= RELATIVE_ROUNDING * abs(true) + ABSOLUTE_ROUNDING
+    return abs(value - true) <= RELATIVE_ROUNDING * abs(true) + ROUNDING
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,9 @@ from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn, queue_of
 from gpuprof.errors import InputError
 from gpuprof.placement.evidence import (
     MOST_BATCH,
+    MPS_CLIENTS,
     RELATIVE_ROUNDING,
+    ROUNDING,
     Evidence,
     Location,
     Violation,
@@ -36,13 +38,10 @@ from gpuprof.placement.evidence import (
 
 __all__ = ["Evidence", "Violation", "check", "check_layout", "find_excess_time", "find_unknown_memory"]
 
-#: Relative tolerance of rates, shares and times: the rounding of policies and their solvers.
-_TOLERANCE = 1e-6
 _LEAST_SHARE_PCT = 1.0  # of a GPU, MPS's minimum; of a core of a CPU
 _LEAST_LIMIT_BYTES = 1 << 20  # MPS's minimum; any runtime holds more
-_MOST_CLIENTS = 48  # of an MPS daemon, CUDA up to 13.0; separate from the policies' constant, to reveal a mistake there
 #: Rounding of predicted times, and the excess allowed to estimates beyond the measured batches.
-_ROUNDING, _BEYOND_MEASURED = 0.01, 0.25
+_WORK_ROUNDING, _BEYOND_MEASURED = 0.01, 0.25
 
 
 def check(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...]:
@@ -161,28 +160,28 @@ def _check_partition(where: str, partition: Partition, device: Device, evidence:
     # Replicas of a worker have one share and one process.
     workers = {replica.turns or -number: replica for number, replica in enumerate(replicas)}
     shares = math.fsum(replica.sm_share_pct for replica in workers.values())
-    if not (partition.unshared or partition.oversubscribed) and shares > 100.0 * (1.0 + _TOLERANCE):
+    if not (partition.unshared or partition.oversubscribed) and shares > 100.0 * (1.0 + ROUNDING):
         meaning = "an oversubscribed partition may: its replicas contend for SMs"
         yield Violation("share", where, f"the replicas' shares add up to {shares:g}% ({meaning})")
     for name in ("unshared", "oversubscribed"):
         if getattr(partition, name) and device.kind != "gpu":
             yield Violation("share", where, f"{device.name} cannot be {name}: its replicas are held to cores")
     clients = sum(replica.processes for replica in workers.values())
-    if device.kind == "gpu" and clients > _MOST_CLIENTS:
-        yield Violation("share", where, f"{clients} processes where MPS takes {_MOST_CLIENTS}")
+    if device.kind == "gpu" and clients > MPS_CLIENTS:
+        yield Violation("share", where, f"{clients} processes where MPS takes {MPS_CLIENTS}")
     least = _LEAST_SHARE_PCT if device.kind == "gpu" else _LEAST_SHARE_PCT / device.compute_units
     total_bytes = 0
     for replica in replicas:
         name, share, limit = replica.model, replica.sm_share_pct, replica.memory_limit_bytes
         if partition.unshared and share < 100.0:
             yield Violation("share", where, f"{name} has {share:g}% in a partition without shares")
-        if share < least * (1.0 - _TOLERANCE):
+        if share < least * (1.0 - ROUNDING):
             yield Violation("share", where, f"{name} has {share:g}%, but the least is {least:g}%")
         needed_bytes = _needed_bytes(Location(where, device, partition, replica), evidence)
         total_bytes += max(limit or 0, replica.predicted.memory_bytes or 0, needed_bytes)
         if limit is not None and limit < _LEAST_LIMIT_BYTES:
             yield Violation("memory", where, f"{name} may hold {limit} bytes, but the least is 1 MiB")
-        elif limit is not None and limit < needed_bytes * (1.0 - _TOLERANCE) - 1.0:
+        elif limit is not None and limit < needed_bytes * (1.0 - ROUNDING) - 1.0:
             yield Violation("memory", where, f"{name} may hold {_gib(limit)} but needs {_gib(needed_bytes)}")
     profiles = {profile.name: profile for profile in device.mig_profiles}
     available = device.dram_bytes if partition.mig is None else profiles[partition.mig.profile].memory_bytes
@@ -236,7 +235,7 @@ def _check_settings(deployment: DeploymentMap) -> Iterator[Violation]:
     """Yield replicas beyond the largest batch or the most processes of the map's planning options."""
     settings = deployment.planned_with
     batch = settings.max_batch if "max_batch" in settings.model_fields_set else MOST_BATCH
-    processes = settings.max_processes or _MOST_CLIENTS
+    processes = settings.max_processes or MPS_CLIENTS
     for node, gpu, _, replica in deployment.places():
         if replica.batch > batch or replica.processes > processes:
             setting_text = f"batches of {replica.batch} and {replica.processes} processes"
@@ -286,7 +285,7 @@ def _is_no_easier(device: Device, runs: Workload, fault: Workload, failed: Faile
         return False  # the geometry check reports it
     size, short = (device.dram_bytes if share.mig is None else memory[share.mig] for share in (runs.share, fault.share))
     compute, least = device.fraction(runs.share), device.fraction(fault.share)
-    return size <= short and (failed.is_memory or compute <= least * (1.0 + _TOLERANCE))
+    return size <= short and (failed.is_memory or compute <= least * (1.0 + ROUNDING))
 
 
 def _check_rates(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
@@ -303,13 +302,13 @@ def _check_rates(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
         if unplaced.model not in deployment.models:
             yield Violation("rate", unplaced.model, "is listed as unplaced but is not among the map's models")
     for name, deployed in deployment.models.items():
-        if planned[name] + missing[name] > deployed.rate_rps * (1.0 + _TOLERANCE):
+        if planned[name] + missing[name] > deployed.rate_rps * (1.0 + ROUNDING):
             unplaced_rps = f" and {missing[name]:g} unplaced" if missing[name] else ""
             total = f"replicas are planned for {planned[name]:g} requests/s{unplaced_rps}"
             yield Violation("rate", name, f"{total}, but {deployed.rate_rps:g} are demanded")
     for demand in _list_demands(deployment, evidence):
         served_rps = planned[demand.model] + (0.0 if evidence.demands is not None else missing[demand.model])
-        if served_rps < demand.rate_rps * (1.0 - _TOLERANCE):
+        if served_rps < demand.rate_rps * (1.0 - ROUNDING):
             yield Violation("rate", demand.model, f"{served_rps:g} of {demand.rate_rps:g} requests/s are served")
         if demand.max_replicas is not None and replicas[demand.model] > demand.max_replicas:
             yield Violation("rate", demand.model, f"{replicas[demand.model]} replicas of {demand.max_replicas} allowed")
@@ -323,12 +322,12 @@ def _check_chains(deployment: DeploymentMap) -> Iterator[Violation]:
         ]  # the rate check reports others
         sum_ms = math.fsum(step.slo_ms for step in steps)
         late_pct = math.fsum(100.0 - step.percentile for step in steps)
-        if sum_ms > chain.slo_ms * (1.0 + _TOLERANCE):
+        if sum_ms > chain.slo_ms * (1.0 + ROUNDING):
             parts = " + ".join(f"{step.slo_ms:.4g}" for step in steps)
             yield Violation(
                 "slo", name, f"the SLOs of its steps add up to {parts} ms, but the chain's is {chain.slo_ms:g} ms"
             )
-        if late_pct > (100.0 - chain.percentile) * (1.0 + _TOLERANCE) + _TOLERANCE:
+        if late_pct > (100.0 - chain.percentile) * (1.0 + ROUNDING) + ROUNDING:
             yield Violation(
                 "slo",
                 name,
@@ -395,11 +394,11 @@ def _check_budget(location: Location, demands: dict[str, Demand], evidence: Evid
         yield Violation("slo", where, str(error))
         return
     budget_ms = (evidence.latency_budget or 1.0) * demands[replica.model].slo.latency_ms
-    if not 0.0 < latency + waits_ms < budget_ms * (1.0 + _TOLERANCE):
+    if not 0.0 < latency + waits_ms < budget_ms * (1.0 + ROUNDING):
         text = f"a batch of {replica.model} takes {latency + waits_ms:.4g} ms of {budget_ms:.4g} ms"
         yield Violation("slo", where, f"{text}, waits for its turn included" if mates else text)
     throughput = 1000.0 * replica.batch * replica.processes / (each_ms + waits_ms) if each_ms > 0.0 else 0.0
-    if replica.rate_rps > throughput * (1.0 + _TOLERANCE):
+    if replica.rate_rps > throughput * (1.0 + ROUNDING):
         yield Violation("rate", where, _describe_excess_rate(replica, throughput))
 
 
@@ -422,8 +421,8 @@ def _describe_excess_rate(replica: Replica, most_rps: float) -> str:
 
 
 def _check_percentile(demand: Demand, sojourn: Sojourn) -> Iterator[Violation]:
-    fraction = sojourn.fraction_within(demand.slo.latency_ms * (1.0 + _TOLERANCE))
-    if fraction < demand.slo.percentile / 100.0 - _TOLERANCE:
+    fraction = sojourn.fraction_within(demand.slo.latency_ms * (1.0 + ROUNDING))
+    if fraction < demand.slo.percentile / 100.0 - ROUNDING:
         yield Violation(
             "slo",
             demand.model,
@@ -440,7 +439,7 @@ def _check_busy_time(locations: Sequence[Location], evidence: Evidence) -> Itera
         where = location.where if mig is None else f"{location.where} {mig.profile}@{mig.start}"
         seconds[where] += _needed_time(location, evidence)
     for where, part in seconds.items():
-        if part > 1.0 + _TOLERANCE:
+        if part > 1.0 + ROUNDING:
             yield Violation("time", where, f"the replicas ask for {100.0 * part:.3g}% of the device's time")
 
 
@@ -516,7 +515,7 @@ def _check_times(location: Location, evidence: Evidence) -> Iterator[str]:
     elif not is_rounded_to(predicted.throughput_rps, 1000.0 * replica.batch * replica.processes / each_ms):
         throughput = f"a throughput of {predicted.throughput_rps:.4g}/s"
         yield f"{throughput} does not follow from {each_ms:.4g} ms for a batch of {replica.batch}"
-    if predicted.goodput_rps > replica.rate_rps * (1.0 + _TOLERANCE) + _TOLERANCE:
+    if predicted.goodput_rps > replica.rate_rps * (1.0 + ROUNDING) + ROUNDING:
         yield f"a goodput of {predicted.goodput_rps:.4g}/s is more than the rate of {replica.rate_rps:.4g}/s"
     if times is not None and len(times) != replica.batch:
         yield f"batch_latency_ms must hold {replica.batch} times"
@@ -561,7 +560,7 @@ def check_work(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violat
 def _add_work(gpu: Gpu, evidence: Evidence) -> tuple[float, float]:
     """Return a device's seconds of work per second, and the tolerance; excludes unknown work."""
     assert evidence.estimator is not None
-    seconds, slack = [], _ROUNDING
+    seconds, slack = [], _WORK_ROUNDING
     for partition in gpu.partitions:
         for replica in partition.replicas:
             work = board_work(evidence.estimator, replica.model, evidence.devices[gpu.device])

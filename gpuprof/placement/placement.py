@@ -11,7 +11,7 @@ from gpuprof.domain.estimate import Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.rules.turns import held_shares
 
-#: Relative tolerance of sums of shares and rates: thirds add up to a whole plus a rounding error.
+#: Relative tolerance of sums of shares and rates, and of HiGHS: thirds add up to a whole plus a rounding error.
 TOLERANCE = 1e-9
 
 

@@ -14,7 +14,7 @@ from gpuprof.errors import InputError
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement, map_replicas
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.rate_limit import find_load
+from gpuprof.placement.rate_limit import NEARLY_IDLE, RATE_PRECISION, find_load
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
@@ -23,14 +23,8 @@ _Pools = Mapping[str, Counter[BatchServer]]
 
 #: Relative precision of a pool's largest rate, from below.
 _PRECISION = 0.002
-#: Part of the largest rate below which replicas serve nothing.
-_NO_RATE = 1e-4
 #: Maximum number of plans with lower rates.
 _ROUNDS = 8
-#: Ratio of the served to the demanded rate up to which a model's planned rate is kept.
-_SPARE = 1.01
-#: Largest searched multiple of the demanded rates.
-_MOST = 16.0
 
 
 @dataclass(slots=True)
@@ -62,7 +56,7 @@ class Pools:
             return upto_rps if self.keeps(demand, servers, upto_rps) else self._guess_rps(demand, servers, upto_rps)
         queueing, pool = queue_of(self.problem.queueing, demand.model), tuple(servers.elements())
         # A closer search is useless where this rate is late.
-        idle_rps = _NO_RATE * min(upto_rps, math.fsum(server.capacity_rps for server in pool))
+        idle_rps = NEARLY_IDLE * min(upto_rps, math.fsum(server.capacity_rps for server in pool))
         return self.problem.limits.largest_rps(queueing, pool, demand.slo, idle_rps, upto_rps, _PRECISION)
 
     def _guess_rps(self, demand: Demand, servers: Counter[BatchServer], late_rps: float) -> float:
@@ -239,12 +233,13 @@ def _lower_rates(
     servers, rates = pools.servers(gpus), dict(planned)
     for demand in problem.demands:
         model, pool = demand.model, servers.get(demand.model, Counter())
-        most = pools.most_rps(demand, pool, _MOST * demand.rate_rps)
+        capacity_rps = math.fsum(server.capacity_rps for server in pool.elements())
+        most = pools.most_rps(demand, pool, max(capacity_rps, demand.rate_rps))
         if most < demand.rate_rps:
             rates[model] = math.sqrt(planned[model] * enough[model])
         else:
             enough[model] = planned[model]
-            if most > _SPARE * demand.rate_rps:
+            if most > (1.0 + RATE_PRECISION) * demand.rate_rps:
                 rates[model] *= demand.rate_rps / most
     return rates
 

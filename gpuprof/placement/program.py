@@ -15,14 +15,14 @@ import highspy
 import numpy as np
 from numpy.typing import NDArray
 
-#: Tolerance of HiGHS for a scaled row or a whole number.
-_TOLERANCE = 1e-9
+from gpuprof.placement.placement import TOLERANCE
+
 #: Branch-and-bound nodes, times the entries of the program, after which the incumbent is returned without a time limit.
 #: A count, not a time, so that the same problem has the same result on every machine.
 _MOST_WORK = 1_000_000
 #: HiGHS (1.15) counts whole numbers in 32 bits: for larger columns its fixing by reduced costs never ends, whatever the
 #: time limit. No plan needs such counts; only segments of negligible capacity could reach them.
-_MOST_COUNTED = 1e9
+_MOST_COUNTED = float(np.iinfo(np.int32).max // 2)
 #: Relative gap that is treated as zero.
 EXACT = 1e-7
 Vector = NDArray[np.float64]
@@ -100,7 +100,7 @@ class Program:
         # The gap is in units of HiGHS's scaled objective, just below a step: a nearer bound leaves no better solution.
         solver.setOptionValue("mip_abs_gap", max(1e-6, least_step * scales.objective * (1.0 - 1e-6)))
         for name in ("primal_feasibility_tolerance", "dual_feasibility_tolerance", "mip_feasibility_tolerance"):
-            solver.setOptionValue(name, _TOLERANCE)
+            solver.setOptionValue(name, TOLERANCE)
         if time_limit_s is None:
             solver.setOptionValue("mip_max_nodes", max(1, _MOST_WORK // max(1, len(columns.values))))
         else:
@@ -219,7 +219,7 @@ def find_violated_row(program: Columns, values: Vector) -> int | None:
     np.maximum.at(size, program.rows, np.abs(terms))
     np.logical_or.at(real, program.rows, ~program.integer[program.owners])
     # A part of the largest term: the rounding of sums, and for rows with real columns the solver's own tolerance.
-    slack = np.where(real, EXACT, _TOLERANCE) * np.maximum(size, _largest_entry(program))
+    slack = np.where(real, EXACT, TOLERANCE) * np.maximum(size, _largest_entry(program))
     broken = (activity < program.row_lows - slack) | (activity > program.row_highs + slack)
     return int(np.argmax(broken)) if broken.any() else None
 

@@ -22,7 +22,7 @@ from gpuprof.placement.limit import Limit, TimeUpError
 RATE_PRECISION = 0.01
 #: Part of its throughput at which a replica is nearly idle. A replica keeping the SLO only below it is not offered
 #: for more, since hundreds of them would do the work of a better replica.
-NEARLY_IDLE = 0.01
+NEARLY_IDLE = RATE_PRECISION
 #: Maximum relative error of the tail of a coarse simulation of Poisson requests: tails nearer to the limit are
 #: simulated finely. The largest error over 200 replicas was 7.5%.
 _COARSE_ERROR = 0.2

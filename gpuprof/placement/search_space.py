@@ -30,8 +30,6 @@ PARTS = tuple(SHARE_STEP * n for n in range(4, 40, 2))
 _ODD_PERCENT = 13.0
 #: Maximum devices of a demand at full load. Policies evaluate replicas with neighbours, so times grow faster.
 MOST_DEVICES = 2000
-#: Rate below which a demand is not checked: even at 50 requests/s a device it stays below the limit.
-_PLAIN_RPS = 50.0 * MOST_DEVICES
 
 
 @dataclass(slots=True)
@@ -154,7 +152,8 @@ def refuse_oversized(problem: Problem) -> None:
     endless = [entry.device for entry in problem.fleet.entries if entry.count is None or entry.count > MOST_DEVICES]
     search_space = SearchSpace(problem)
     for demand in problem.demands:
-        if demand.rate_rps <= _PLAIN_RPS or not endless:
+        # Every device serves a request a second.
+        if demand.rate_rps <= MOST_DEVICES or not endless:
             continue
         most_rps = max(_most_rps(problem, search_space, demand, device) for device in endless)
         if most_rps > 0.0 and demand.rate_rps / most_rps > MOST_DEVICES:

@@ -19,6 +19,7 @@ from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, QuickQueueModel, queue_of
 from gpuprof.errors import InputError
+from gpuprof.placement.evidence import ROUNDING
 from gpuprof.placement.placement import PlacedReplica
 from gpuprof.placement.planned_workloads import PlannedWorkloads, planned_ms
 from gpuprof.placement.problem import Problem
@@ -29,8 +30,6 @@ from gpuprof.placement.search_space import SearchSpace
 SHORTER = 0.98
 #: First guess of a replica's rate in a pool, as a part of its maximum rate.
 _LIKELY = 0.85
-#: Relative difference by which a replica that does not serve the whole rate serves less.
-LESS = 1.0 - 1e-6
 #: Largest factor by which the formula misses the load of a single replica, and load of hardly any waiting, where it
 #: misses more; only nearer loads are solved.
 _SURE, _IDLE = 2.0, 0.25
@@ -400,13 +399,13 @@ class PooledSegments(Segments):
             return 0.0  # equal replicas cannot compensate for each other's lateness
         if least_rps and not self._groups.can_bear(server, demand, _count(rate, least_rps), least_rps / capacity):
             return 0.0  # less is not used (see `make`), and more need not be searched
-        replica_rps, count = min(least_rps or _LIKELY * ceiling, rate * LESS), 0
+        replica_rps, count = min(least_rps or _LIKELY * ceiling, rate * (1.0 - ROUNDING)), 0
         for _ in range(_ROUNDS):
             needed_count = _count(rate, replica_rps)
             if needed_count == count:
                 break
             count = needed_count
-            replica_rps = min(self._groups.load(server, demand, count) * capacity, rate * LESS)
+            replica_rps = min(self._groups.load(server, demand, count) * capacity, rate * (1.0 - ROUNDING))
             if replica_rps <= NEARLY_IDLE * ceiling:
                 return 0.0
         return replica_rps

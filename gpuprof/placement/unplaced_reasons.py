@@ -23,7 +23,6 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_limit import NEARLY_IDLE
 from gpuprof.placement.segment import Segments
 
-_GIB = 2**30
 #: Reasons where none is needed, and where a time limit ended the search.
 _UNEXPLAINED = "the reason was not looked for"
 NO_TIME = "the time limit left no time to look for more than a first place for it"
@@ -180,7 +179,9 @@ def _memory_reason(segments: Segments, demand: Demand, device: Device) -> str:
     if not needs or (refusals and min(needs) <= device.dram_bytes):
         first = refusals[0] if refusals else _find_refusal(segments, Workload(demand.model, 1, Share()), device)
         return f"no batch of {demand.model} is known to run on {device.name}: {first}"
-    return f"it needs {min(needs) / _GIB:.3g} GiB at the least and {device.name} has {device.dram_bytes / _GIB:.3g} GiB"
+    return (
+        f"it needs {min(needs) / 2**30:.3g} GiB at the least and {device.name} has {device.dram_bytes / 2**30:.3g} GiB"
+    )
 
 
 def _find_refusal(segments: Segments, workload: Workload, device: Device) -> str:

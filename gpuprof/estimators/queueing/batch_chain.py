@@ -42,8 +42,8 @@ _CELLS = 192
 _CELLS_PER_SCALE = 10
 #: Lattice lengths beyond the lattice, whose flow back is included.
 _BEYOND = 3
-#: Probability beyond which the geometric tail is cut, and maximum number of cells of any law.
-_TAIL_MASS, _MOST_CELLS = 1e-9, 40_000
+#: Negligible probability, beyond which tails are cut, and maximum number of cells of any law.
+TAIL_MASS, _MOST_CELLS = 1e-9, 40_000
 #: Squared variation below which a time counts as constant: the gamma's transform loses its digits there.
 _SMALL = 1e-8
 #: Cells of the chain's lattice per full batch's time.
@@ -100,8 +100,8 @@ def backlog_law(rate: float, scv: float, batch: int, mean: float, cv: float) -> 
 def append_tail(mass: Array, ratio: float) -> Array:
     """Return the probabilities of the cells followed by their geometric tail, cut where it is negligible."""
     more = 0
-    if mass[-1] > _TAIL_MASS and ratio < 1.0:
-        more = min(_MOST_CELLS, math.ceil(math.log(_TAIL_MASS / mass[-1]) / math.log(ratio)))
+    if mass[-1] > TAIL_MASS and ratio < 1.0:
+        more = min(_MOST_CELLS, math.ceil(math.log(TAIL_MASS / mass[-1]) / math.log(ratio)))
     return np.append(mass, mass[-1] * ratio ** np.arange(1, more + 1))
 
 

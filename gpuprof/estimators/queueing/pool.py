@@ -38,13 +38,14 @@ Kinds = tuple[tuple[BatchServer, int], ...]
 
 _SEED = 20240229
 #: Maximum simulated replicas; larger pools are treated as this many at the same load, since waits hardly shrink
-#: further. For a coarse answer, fewer: it is then late by little, and its callers solve the whole pool.
-_MOST_REPLICAS, _MOST_COARSE_REPLICAS = 96, 24
+#: further.
+_MOST_REPLICAS = 96
 #: Least number of requests with gamma gaps, and of full batches.
 _REQUESTS, _GROUPS = 1 << 15, 1 << 12
-#: Number of requests of other arrival processes, whose law is not known, and for a coarse answer.
-_UNWEIGHTED, _UNWEIGHTED_COARSE = 1 << 21, 1 << 16
-#: Reduction of the number of requests for a coarse answer, and of those left out at the begin.
+#: Number of requests of other arrival processes, whose law is not known.
+_UNWEIGHTED = 1 << 21
+#: Reductions for a coarse answer: of the requests; of the replicas, and of the requests left out at the begin. Its
+#: callers solve the whole pool where it is late by little. Without a law, all requests are reduced by both.
 _COARSER, _COARSER_BEGIN = 8, 4
 #: Number of longest full batches left out of the statistics, and seen at least. Many replicas of large batches that all
 #: begin idle stay synchronised for this time, and the router's counts of arrivals must fill.
@@ -78,7 +79,7 @@ def solve_pool(arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bo
     unit_ms = 1.0 if arrivals.process is not None else min(server.latency_ms[server.batch - 1] for server in servers)
     scaled = [scale_server(server, unit_ms) for server in servers]
     counts = Counter(scaled)
-    kinds = _reduce_counts(counts, _MOST_COARSE_REPLICAS if coarse else _MOST_REPLICAS)
+    kinds = _reduce_counts(counts, _MOST_REPLICAS // _COARSER_BEGIN if coarse else _MOST_REPLICAS)
     load = float(f"{arrivals.rate_rps / math.fsum(server.capacity_rps for server in servers):.5g}")
     rate_rps, process = load * _capacity_rps(kinds), arrivals.process
     process = None if process is None else scale_to_rate(process, rate_rps)
@@ -116,7 +117,7 @@ def _simulate(arrivals: Arrivals, kinds: Kinds, coarse: bool) -> tuple[ServedPar
     if coarse:
         settling, requests = settling // _COARSER_BEGIN, requests // _COARSER
     if arrivals.process is not None:
-        requests = _UNWEIGHTED_COARSE if coarse else _UNWEIGHTED
+        requests = _UNWEIGHTED // (_COARSER * _COARSER_BEGIN) if coarse else _UNWEIGHTED
     arrivals_ms = _draw_arrivals(arrivals, settling + requests)
     group = min(group, len(arrivals_ms))
     groups = len(arrivals_ms) // group

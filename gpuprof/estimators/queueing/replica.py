@@ -15,6 +15,7 @@ from scipy.special import gammainc, gammaincinv
 
 from gpuprof.domain.sojourn import BatchServer, Sojourn
 from gpuprof.estimators.queueing.batch_chain import (
+    TAIL_MASS,
     Array,
     Service,
     StationaryLaw,
@@ -27,10 +28,6 @@ from gpuprof.estimators.queueing.batch_chain import (
     solve_chain,
 )
 from gpuprof.estimators.queueing.scaling import make_overload, pair_quantiles, scale_server, scale_sojourn
-
-#: Negligible probability, per batch, of more arrivals than fit during its run.
-_NEVER = 1e-12
-_NEGLIGIBLE = 1e-9
 
 
 def solve_replica(rate_rps: float, server: BatchServer) -> Sojourn:
@@ -53,9 +50,9 @@ def drop_unused_batches(rate_rps: float, server: BatchServer) -> BatchServer:
     slowest = max(1.0, server.pause_factor)
     if server.latency_cv >= 1e-3:
         shape = server.latency_cv**-2
-        slowest *= max(1.0, float(gammaincinv(shape, 1.0 - _NEVER)) / shape)
+        slowest *= max(1.0, float(gammaincinv(shape, 1.0 - TAIL_MASS)) / shape)
     sizes = np.arange(1, len(means) + 1)
-    enough = np.flatnonzero(gammainc(sizes + 1.0, rate_rps / 1000.0 * slowest * means) < _NEVER)
+    enough = np.flatnonzero(gammainc(sizes + 1.0, rate_rps / 1000.0 * slowest * means) < TAIL_MASS)
     if not len(enough) or enough[0] + 1 >= server.batch:
         return server
     batch = int(enough[0]) + 1
@@ -132,7 +129,7 @@ def _sojourn_cdf(waits: WaitingLaw, service: Service, times: Array) -> Array:
     """Return the probability that wait and service together last at most ``times``."""
     result = waits.idle * _service_cdf(times, float(service.fresh_means[-1]), service.cv)
     for n, mean in enumerate(service.means):
-        if waits.below[n, -1] > _NEGLIGIBLE:
+        if waits.below[n, -1] > TAIL_MASS:
             remaining = times[None, :] - mean * service.nodes[:, None]
             result += service.weights @ np.interp(remaining, waits.waits, waits.below[n], left=0.0)
     return np.minimum(result, 1.0)
@@ -151,7 +148,7 @@ def _points(rate: float, service: Service, law: StationaryLaw) -> tuple[Array, A
     batch = len(service.means)
     fresh_y = (service.fresh_means[:, None] * service.nodes).ravel()
     fresh_mass = (law.fresh[:, None] * service.weights).ravel()
-    mask = fresh_mass > _NEGLIGIBLE
+    mask = fresh_mass > TAIL_MASS
     # A Poisson number with this mean is below B with a probability below 1e-9, for every B up to 512.
     end = int(np.searchsorted(law.lattice_y * rate, batch + 6.0 * batch**0.5 + 14.0))
     return (

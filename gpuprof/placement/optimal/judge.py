@@ -20,6 +20,7 @@ from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import ModelQueues, ShapedQueue
 from gpuprof.errors import InputError
+from gpuprof.placement.evidence import RELATIVE_ROUNDING
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.restricted_master import RestrictedMaster, solve_relaxation
 from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition, PlacedReplica, Placement, map_replicas
@@ -29,9 +30,6 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import EXACT
 from gpuprof.placement.segment import Segment, Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
-
-#: Relative gap to the bound up to which a placement is treated as optimal.
-_NEARLY = 1e-3
 
 
 @dataclass(slots=True)
@@ -151,9 +149,9 @@ def is_proven_optimal(problem: Problem, placement: Placement) -> bool:
     """Return whether no placement is better than this one, up to a negligible gap in large fleets."""
     if placement.unplaced:
         served_rps, bound_rps = sum(placement.rates_rps().values()), placement.upper_bound_goodput_rps
-        return bound_rps is not None and served_rps >= bound_rps * (1.0 - _NEARLY)
+        return bound_rps is not None and served_rps >= bound_rps * (1.0 - RELATIVE_ROUNDING)
     bound = placement.lower_bound_cost_per_hour
-    return bound is not None and sum_prices(problem, placement.gpus) <= bound * (1.0 + _NEARLY) + 1e-9
+    return bound is not None and sum_prices(problem, placement.gpus) <= bound * (1.0 + RELATIVE_ROUNDING) + 1e-9
 
 
 def raise_bounds(problem: Problem, placement: Placement, bound: float) -> Placement:

@@ -40,9 +40,6 @@ _Gpus = tuple[PlacedGpu, ...]
 #: A model and the rate (requests/s) a single replica is to serve.
 Task = tuple[str, float]
 
-#: Number of rounds after which shares are raised by two steps at once, after twice as many by four, and so on.
-_PATIENCE = 4
-
 
 @dataclass(slots=True)
 class LocalSearch:
@@ -307,7 +304,6 @@ class PartitionPlanner:
                 return None
             indices.append(index)
             workloads.append(isolated)
-        rounds = 0
         while math.fsum(workload.share.sm_pct for workload in workloads) <= 100.0 + TOLERANCE:
             broken = [i for i, task in enumerate(tasks) if not self._find_feasible_batch(device, task, workloads, i)]
             if not broken:
@@ -315,12 +311,11 @@ class PartitionPlanner:
             for i in broken:
                 if indices[i] + 1 >= len(steps[i]):
                     return None
-                indices[i] = min(indices[i] + 2 ** (rounds // _PATIENCE), len(steps[i]) - 1)
+                indices[i] += 1
                 enlarged = self._find_workload(device, Share(steps[i][indices[i]], mig), tasks[i])
                 if enlarged is None:
                     return None
                 workloads[i] = enlarged
-            rounds += 1
         return None
 
     def _find_feasible_batch(self, device: Device, task: Task, workloads: list[Workload], index: int) -> bool:

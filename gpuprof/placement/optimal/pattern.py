@@ -22,7 +22,7 @@ from gpuprof.machine.machine_code import compile_untimed
 #: Maximum number of listed patterns of a partition; beyond, patterns are generated during the solution.
 MOST_PACKINGS = 2_000
 #: Maximum number of patterns among which the maximal patterns are found.
-_MOST_LOOKED_AT = 20_000
+_MOST_LOOKED_AT = 10 * MOST_PACKINGS
 #: Shares are counted in thousandths of a percent, rounded down: a third three times over fits a whole.
 _PER_PERCENT = 1_000
 #: A whole partition in the units of shares.
@@ -32,7 +32,7 @@ SPACE = 100 * _PER_PERCENT
 PartitionKind = tuple[str, str | None]
 Integers = npt.NDArray[np.int64]
 #: Maximum cells of shares times memory for pricing.
-_MOST_CELLS = 200_000
+_MOST_CELLS = 2 * SPACE
 
 
 @dataclass(frozen=True, slots=True)

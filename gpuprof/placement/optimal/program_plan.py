@@ -22,11 +22,9 @@ from gpuprof.placement.optimal.restricted_master import (
 )
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.program import Solution
+from gpuprof.placement.program import EXACT, Solution
 from gpuprof.placement.segment import Segment, Segments
 
-#: Part of the rates a later goal may take away from an earlier goal.
-_GIVE = 1e-6
 _Queues = dict[tuple[str, PartitionSlot], list[PlacedReplica]]
 
 
@@ -129,7 +127,7 @@ def _solve_by_priority(problem: Problem, master: RestrictedMaster, limit: Limit)
             break
         solution = next_solution
         total = sum(demand.rate_rps for demand, _ in level_columns)
-        master.program.bound_row(row, low=max(0.0, -next_solution.objective - _GIVE * total))
+        master.program.bound_row(row, low=max(0.0, -next_solution.objective - EXACT * total))
     if solution is None:
         return None
     master.program.recost(master.device_costs({e.device.name: e.price_per_hour for e in problem.fleet.entries}))

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import product
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.placement.bin import MPS_CLIENTS
 from gpuprof.placement.deploy import to_map
+from gpuprof.placement.evidence import MPS_CLIENTS
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.optimal.judge import TimeBounds, clip_bounds, is_proven_optimal, rank_map
@@ -29,10 +28,6 @@ from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 from gpuprof.rules.turns import held_shares, list_firsts
 
-#: Parts of a device's time up to which the models with a single replica move to workers: a map for each.
-_LIGHT = (0.1, 0.3, 1.0)
-#: Numbers of workers of a device that are tried, each in an equal share: small batches use small shares better.
-_WORKERS = (1, 2, 3, 5, 10)
 #: Batches of a worker's models, as the arrivals within so many SLOs: the first that keeps every SLO.
 _BATCH_SLOS = (0.5, 2.0)
 
@@ -56,14 +51,10 @@ def share_workers(problem: Problem, placement: Placement, bounds: TimeBounds, li
     if not devices or (not placement.unplaced and is_proven_optimal(problem, placement)):
         return placement
     packing = _Packing(problem, Segments(problem), devices)
-    best, tried = placement, set[tuple[str, ...]]()
+    best = placement
     limit = limit.with_least((limit.seconds or 0.0) / 3.0)  # however long the search took
     with problem.limits.until(limit), suppress(TimeUpError):
-        for most_busy in _LIGHT:
-            light = packing.list_light(placement, most_busy)
-            if len(light) < 2 or light in tried:
-                continue
-            tried.add(light)
+        for light in packing.list_light(placement):
             gpus = packing.pack(placement, light)
             shared = with_unplaced(problem, packing.segments, replace(placement, gpus=tuple(gpus), unplaced=()))
             shared = clip_bounds(problem, bounds.add_to(replace(shared, found_by="shared workers")))
@@ -81,8 +72,8 @@ class _Packing:
     segments: Segments
     devices: Mapping[str, Device]  #: Devices that may have workers.
 
-    def list_light(self, placement: Placement, most_busy: float) -> tuple[str, ...]:
-        """Return the models to be moved to workers: unplaced ones, and those with a replica that is busy little.
+    def list_light(self, placement: Placement) -> Iterator[tuple[str, ...]]:
+        """Yield the models to be moved to workers: unplaced and single ones less busy than the mean, then all of them.
 
         The tightest SLO comes first, so that a worker's models are alike in it, then the busiest model.
         """
@@ -90,12 +81,14 @@ class _Packing:
         counts = Counter(replica.model for gpu in placement.gpus for replica in gpu.replicas())
         for gpu in placement.gpus:
             for replica in gpu.replicas() if gpu.device in self.devices else ():
-                part = self._busy(self.problem.device(gpu.device), replica)
-                if counts[replica.model] == 1 and part <= most_busy and not replica.share.mig:
-                    busy[replica.model] = part
+                if counts[replica.model] == 1 and not replica.share.mig:
+                    busy[replica.model] = self._busy(self.problem.device(gpu.device), replica)
         demands = [self.problem.demand(model) for model in busy]
         demands.sort(key=lambda demand: (-demand.priority, demand.slo.latency_ms, -busy[demand.model]))
-        return tuple(demand.model for demand in demands)
+        for most in (math.fsum(busy.values()) / max(1, len(busy)), math.inf):
+            light = tuple(demand.model for demand in demands if busy[demand.model] <= most)
+            if len(light) > 1:
+                yield light
 
     def pack(self, placement: Placement, light: Sequence[str]) -> list[PlacedGpu]:
         """Return the devices of the other models with workers of light models beside them, and further devices.
@@ -113,7 +106,7 @@ class _Packing:
                 gpus.append(self._fill(rest, left, 1))
         usual: tuple[FleetEntry, int] | None = None
         while left and (entries := self._list_free(gpus)):
-            options = [usual] if usual else list(product(entries, _WORKERS))
+            options = [usual] if usual else [(e, n) for e in entries for n in self._list_counts(e.device, left)]
             filled = [self._fill(PlacedGpu(entry.device.name, ()), left[:], workers) for entry, workers in options]
             counts = [len(list(gpu.replicas())) for gpu in filled]
             best = max(range(len(options)), key=lambda n: (counts[n] / options[n][0].price_per_hour, -options[n][1]))
@@ -124,6 +117,11 @@ class _Packing:
             is_usual = len(left) > counts[best] > 0 and options[best][0] in self._list_free(gpus)
             usual = options[best] if is_usual else None  # the last device may be of another kind
         return gpus
+
+    def _list_counts(self, device: Device, models: Sequence[str]) -> set[int]:
+        """Return the numbers of workers that fill a device in equal listed shares: small batches use these better."""
+        shares = [share for share in self._list_shares(device, models) if not share.mig]
+        return {int(100.0 / share.sm_pct * (1.0 + TOLERANCE)) for share in shares} or {1}
 
     def _list_free(self, gpus: Sequence[PlacedGpu]) -> list[FleetEntry]:
         """Return the kinds of devices of which another may have workers."""
@@ -155,11 +153,14 @@ class _Packing:
 
     def _find_share(self, device: Device, models: Sequence[str], most_pct: float) -> Share | None:
         """Return the largest share up to ``most_pct`` that is listed for all of the models."""
-        listed = [set(self.problem.estimator.shares(self.segments.first_alike(model), device)) for model in models]
-        if not listed:
-            return None
-        fitting = [s for s in set.intersection(*listed) if not s.mig and s.sm_pct <= most_pct * (1.0 + TOLERANCE)]
+        shares = self._list_shares(device, models)
+        fitting = [share for share in shares if not share.mig and share.sm_pct <= most_pct * (1.0 + TOLERANCE)]
         return max(fitting, key=lambda share: share.sm_pct, default=None)
+
+    def _list_shares(self, device: Device, models: Sequence[str]) -> set[Share]:
+        """Return the shares that are listed for all of the models."""
+        listed = [set(self.problem.estimator.shares(self.segments.first_alike(model), device)) for model in models]
+        return set.intersection(*listed) if listed else set()
 
     def _make_partition(
         self,

@@ -16,14 +16,17 @@ from gpuprof.domain.estimate import Workload
 from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.placement.bin import MOST_REPLICAS, MPS_CLIENTS
+from gpuprof.placement.bin import MOST_REPLICAS
+from gpuprof.placement.evidence import MPS_CLIENTS
 from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
-#: Sizes of a gpu-let in percent, as the paper splits a GPU; 100 is an unsplit GPU.
-SIZES_PCT = (20.0, 40.0, 50.0, 60.0, 80.0, 100.0)
+#: Smaller sizes of a gpu-let in percent, as the paper splits a GPU in two.
+_SPLITS_PCT = (20.0, 40.0, 50.0)
+#: All sizes; 100 is an unsplit GPU.
+SIZES_PCT = tuple(sorted({*_SPLITS_PCT, *(100.0 - size for size in _SPLITS_PCT), 100.0}))
 
 
 #: Maximum number of evaluated duty cycles of a gpu-let, most spare time first: queues are solved for each.

@@ -17,9 +17,6 @@ from gpuprof.placement.published.igniter import Igniter, first_of
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
-#: Maximum growth factor of a share in an adjustment, however far its latency is off.
-_MOST_GROWTH = 2.0
-
 _State = tuple[PlacedReplica, ...]  # of one device
 
 
@@ -111,8 +108,9 @@ class _ShareTuner:
             units = round(replica.share.sm_pct / self.policy.unit_pct)
             if pressure > 1.0:
                 free = 100.0 - sum(placed.share.sm_pct for placed in after) + replica.share.sm_pct
-                target_units = max(units + 1, math.ceil(units * min(pressure, _MOST_GROWTH) - 1e-9))
-                units = max(units, min(target_units, int(free / self.policy.unit_pct + 1e-9)))
+                free_units = int(free / self.policy.unit_pct + 1e-9)
+                target_units = max(units + 1, math.ceil(min(units * pressure, free_units) - 1e-9))
+                units = max(units, min(target_units, free_units))
             elif pressure < 1.0 - self.policy.threshold:
                 units = max(1, math.floor(units * pressure))
             candidate = self._with_largest_batch(self._with_units(replica, units), self._beside(state, index))

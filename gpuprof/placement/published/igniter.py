@@ -14,16 +14,12 @@ from gpuprof.domain.estimate import Workload
 from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.placement.bin import MPS_CLIENTS
+from gpuprof.placement.bin import MOST_REPLICAS
+from gpuprof.placement.evidence import MPS_CLIENTS
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
-
-#: Maximum number of replicas for a workload that is too large for a single device.
-_MOST_SPLITS = 1_000
-#: Number of successive larger batches without a smaller share after which the search stops.
-_MOST_IN_VAIN = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +111,7 @@ class _Cluster:
 
     def tasks(self, demand: Demand) -> list[_Task]:
         """Return the demand, split into the fewest equal parts that each fit a device; empty when nothing fits."""
-        most, fails, works = min(demand.max_replicas or _MOST_SPLITS, _MOST_SPLITS), 0, 1
+        most, fails, works = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS), 0, 1
         while works < most and self._task(demand, demand.rate_rps / works) is None:
             fails, works = works, min(2 * works, most)
         parts = first_of(range(fails + 1, works + 1), lambda n: self._task(demand, demand.rate_rps / n) is not None)
@@ -132,16 +128,11 @@ class _Cluster:
     def _find_lower_bound(self, demand: Demand, rate_rps: float) -> _Task | None:
         """Return the workload with its batch and lower bound (Theorem 1)."""
         best: _Task | None = None
-        failures = 0
         for batch in self._batches(demand, rate_rps):
             # more units than the best are useless
             fewer_units = range(1, self.most_units + 1 if best is None else best.units)
             units = first_of(fewer_units, partial(self._alone, demand, rate_rps, batch))
-            failures += best is not None and units is None
-            if failures > _MOST_IN_VAIN:
-                break
             if units is not None:
-                failures = 0
                 estimate = self.segments.estimate(self.device, self._workload(demand.model, batch, units))
                 memory = self.segments.memory_bytes(estimate) or 0
                 if memory <= self.device.dram_bytes:

@@ -19,13 +19,10 @@ from gpuprof.errors import InputError
 from gpuprof.placement.bin import Bin
 from gpuprof.placement.placement import TOLERANCE, PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.program import Program, Solution
+from gpuprof.placement.program import EXACT, Program, Solution
 from gpuprof.placement.search_space import SHARE_STEP
 from gpuprof.placement.segment import Segment, Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
-
-#: Relative goodput the second objective may give up.
-_GIVE = 1e-7
 
 CreqMetric = Literal["max-occupancy", "wao", "wsm"]
 
@@ -124,7 +121,7 @@ class _ThesisProgram:
         if best is None:
             return None
         # Lexicographic: the goodput is held, up to the solver's tolerance, while the requirements are minimised.
-        row = self.program.row(low=-best.objective * (1.0 - _GIVE))
+        row = self.program.row(low=-best.objective * (1.0 - EXACT))
         for column in self._served:
             self.program.add(column, row, 1.0)
         self.program.recost({column: requirement.total_pct for _, requirement, _, column in self.placed})

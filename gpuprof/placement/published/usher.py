@@ -22,8 +22,6 @@ from gpuprof.placement.unplaced_reasons import with_unplaced
 _MULTIPLES = 6
 #: Number of configurations of a group above which dominated options are left out.
 _MOST_CONFIGURATIONS = 10_000
-#: Tolerance of goodputs above their summation error.
-_ROUNDING = 1e-5
 #: Ratio of a model's requirements from which it is heavy in a resource (§3.3.2).
 HEAVY = 1.2
 
@@ -131,8 +129,8 @@ class Usher:
                 goodput, negated = best.rank()
                 if goodput == total_rps and max(least[option] for option in configuration) >= -negated:
                     continue
-                reachable = sum(most[option] for option in configuration)
-                if not reachable or reachable < goodput - _ROUNDING:
+                reachable = round(sum(most[option] for option in configuration), 6)  # as in a rank
+                if not reachable or reachable < goodput:
                     continue
             trial = Trial(devices)
             for option in order_models(configuration, self.without):
