@@ -1,15 +1,22 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 from gpuprof.cli import main as cli
+from gpuprof.cli.main import build_app, main
+from gpuprof.cli.options import complete_devices, complete_models, complete_policies
 from gpuprof.errors import InfeasibleError, InputError, UnstableError
+from gpuprof.machine.doctor import Finding, Status
+from gpuprof.pipeline.doctor import DoctorResult
 
 _UTF8 = os.environ | {"PYTHONIOENCODING": "utf-8"}
 
@@ -131,3 +138,134 @@ def test_text_that_a_library_prints_to_descriptor_1_does_not_reach_the_results()
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", env=_UTF8)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "result é\n", "banner\n")
+
+
+#: Words that need what stands before them, which a line of help does not have.
+_LEANING = set(
+    re.findall(
+        r"\w+",
+        "a an and another as at but by else from how if in instead into it its like not of on or so than that the "
+        "their then these they this those times to when where which with without what who why",
+    )
+)
+
+
+def _lines(command: Any, path: str) -> Iterator[tuple[str, str]]:
+    yield path, (command.help or "").split("\n\n")[0].replace("\n", " ")
+    for parameter in command.params:
+        if parameter.name != "help":
+            yield f"{path} {parameter.opts[0]}", getattr(parameter, "help", None) or ""
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from _lines(inner, f"{path} {name}")
+
+
+LINES = sorted(set(_lines(typer.main.get_command(build_app()), "gpuprof")))
+
+
+@pytest.mark.parametrize(("where", "line"), LINES, ids=[where for where, _ in LINES])
+def test_every_line_of_help_stands_alone(where: str, line: str) -> None:
+    assert line, f"{where} has no help"
+    first = re.match(r"[^\s,:;.]+", line)
+    assert first is not None and (first[0][0].isupper() or first[0] == "gRPC"), line
+    assert first[0].lower() not in _LEANING, f"{line!r} leans on what is not there"
+    assert line.endswith(".") and not line.endswith(".."), line
+    assert "(s)" not in line and "unless given" not in line
+
+
+@pytest.mark.parametrize("group", ["db", "trace", "zoo"])
+def test_no_list_of_commands_cuts_what_is_said_of_one(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([group, "--help"]) == 0
+    listed = capsys.readouterr().out.partition("Commands")[2]
+    assert len(listed.strip().splitlines()) > 1 and "…" not in listed
+
+
+def _commands(command: Any) -> Iterator[Any]:
+    inner = getattr(command, "commands", {})
+    yield from () if inner else (command,)
+    for subcommand in inner.values():
+        yield from _commands(subcommand)
+
+
+def test_every_command_refuses_an_option_of_one_value_that_is_given_twice() -> None:
+    commands = list(_commands(typer.main.get_command(build_app())))
+    assert len(commands) > 30
+    for command in commands:
+        taken = [
+            parameter for parameter in command.params if parameter.param_type_name == "option" and not parameter.is_flag
+        ]
+        for option in taken:
+            words = [word for value in ("1", "2") for word in (option.opts[-1], value)]
+            if option.multiple:
+                continue
+            with pytest.raises(InputError, match=f"{max(option.opts, key=len)} is given 2 times"):
+                command.parse_args(command.context_class(command, info_name=command.name), words)
+
+
+def _complete(words: str, folder: Path, **environment: str) -> list[str]:
+    variables: Mapping[str, str] = {
+        **os.environ,
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - (not words.endswith(" "))),
+        "_GPUPROF_COMPLETE": "complete_bash",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        **environment,
+    }
+    command = [sys.executable, "-m", "gpuprof"]
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_a_shell_completes_devices(tmp_path: Path) -> None:
+    assert "a100-80" in _complete("gpuprof estimate --device a100", tmp_path)
+
+
+def test_the_last_of_several_is_completed() -> None:
+    assert "v100,h200" in complete_devices("v100,h20")
+    assert "ffd,parvagpu" in complete_policies("ffd,parva")
+
+
+def test_onnx_files_and_folders_are_completed_without_a_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GPUPROF_DB", str(tmp_path / "none"))
+    (tmp_path / "models").mkdir()
+    for name in ("net.onnx", "notes.txt", "models/other.onnx"):
+        (tmp_path / name).touch()
+    assert complete_models("") == ["models/", "net.onnx"]
+    assert complete_models("models/") == ["models/other.onnx"]
+    assert complete_models("nowhere/") == []
+
+
+def finding(name: str, status: Status = Status.OK) -> Finding:
+    return Finding("topic", name, status, "detail")
+
+
+@pytest.mark.parametrize(
+    ("findings", "verdict"),
+    [
+        (
+            ["ONNX Runtime", "extra cpu", "extra serve"],
+            "profile, estimate, place and serve on the CPU; no NVIDIA driver.",
+        ),
+        (
+            ["GPU 0", "GPU 1", "extra gpu", "extra serve", "ONNX Runtime"],
+            "profile, estimate, place and serve on 2 GPUs and the CPU.",
+        ),
+        (
+            ["GPU 0", "ONNX Runtime"],
+            "profile, estimate and place on the CPU; no server: the extra serve is missing; GPUs need the extra gpu.",
+        ),
+        (
+            ["extra serve"],
+            "estimate, place and serve; no ONNX Runtime, which profile and estimates of GPUs need; no NVIDIA driver.",
+        ),
+    ],
+)
+def test_the_verdict_names_what_works_and_where(findings: list[str], verdict: str) -> None:
+    absent = finding("Ray", Status.MISSING)
+    assert DoctorResult(findings=(*map(finding, findings), absent)).verdict() == verdict
+
+
+def test_doctor_begins_with_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().out.startswith("This machine can ")

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib import import_module, invalidate_caches
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gpuprof.machine.cgroup import cgroup_version, cpu_quota_cores, memory_limit_bytes, usable_cores
+from gpuprof.errors import InputError, UnavailableError
+from gpuprof.machine.cgroup import (
+    CpuQuota,
+    cgroup_version,
+    confine_to_share,
+    cpu_quota_cores,
+    memory_limit_bytes,
+    own_cores,
+    quota_parent,
+    usable_cores,
+)
 from gpuprof.machine.cpu import flops_per_cycle, local_cpu, read_cpuinfo
+from gpuprof.machine.machine_code import code_directory, compile_function, is_machine_code_cached
+from gpuprof.machine.machine_load import MachineLoad
+from gpuprof.rules.cpu_slices import CpuSlice, plan_slices
 
 XEON = "fma avx avx2 avx512f avx512_vnni"
 
@@ -148,3 +169,248 @@ def test_no_limit_is_none_in_both_versions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("quota", "cores"), [(None, 8), (0.2, 1), (1.0, 1), (1.5, 2), (16.0, 8)])
 def test_a_quota_keeps_at_most_its_ceiling_of_cores_busy(quota: float | None, cores: int) -> None:
     assert usable_cores(8, quota) == cores
+
+
+CORES = sorted(os.sched_getaffinity(0))
+needs_two = pytest.mark.skipif(len(CORES) < 2, reason="takes two cores")
+
+
+def run(program: str) -> str:
+    modules = "gpuprof.machine.cores", "gpuprof.machine.cgroup"
+    head = "import os, subprocess, sys, threading\n" + "".join(f"from {module} import *\n" for module in modules)
+    completed = subprocess.run([sys.executable, "-c", head + program], capture_output=True, text=True, check=True)
+    return completed.stdout.strip()
+
+
+@needs_two
+def test_every_thread_stays_off_and_the_cores_that_are_planned_with_stay_the_same() -> None:
+    program = f"""
+done = threading.Event()
+threading.Thread(target=done.wait, daemon=True).start()
+before = own_cores()
+print(avoid_cores([{CORES[0]}]), own_cores() == before)
+print({{str(sorted(os.sched_getaffinity(int(task)))) for task in os.listdir('/proc/self/task')}} == {{'{CORES[1:]}'}})
+print(avoid_cores([]), sorted(os.sched_getaffinity(0)) == {CORES})
+"""
+    assert run(program).splitlines() == ["True True", "True", "False True"]
+
+
+def test_where_every_core_computes_nothing_changes() -> None:
+    assert run(f"print(avoid_cores({CORES}), sorted(os.sched_getaffinity(0)) == {CORES})") == "False True"
+
+
+@needs_two
+def test_processes_that_are_started_inside_stay_off_too() -> None:
+    program = f"""
+with avoiding_cores([{CORES[0]}]):
+    told = 'import os; print(sorted(os.sched_getaffinity(0)))'
+    print(subprocess.check_output([sys.executable, '-c', told], text=True))
+print(sorted(os.sched_getaffinity(0)) == {CORES})
+"""
+    assert run(program).split("\n") == [str(CORES[1:]), "", "True"]
+
+
+def test_who_answers_quickly_stays_an_ordinary_process_of_the_same_priority() -> None:
+    program = "shorten_wakeup_latency(); print(os.sched_getscheduler(0), os.getpriority(0, 0))"
+    assert run(program) == f"{os.SCHED_OTHER} {os.getpriority(os.PRIO_PROCESS, 0)}"
+
+
+def _stat(path: Path, *cores: str, whole: str = "") -> Path:
+    lines = [*([f"cpu  {whole}"] if whole else []), *(f"cpu{number} {ticks}" for number, ticks in enumerate(cores))]
+    path.write_text("\n".join([*lines, "", "intr 12\n"]))
+    return path
+
+
+def test_what_is_neither_idle_nor_waiting_for_a_disk_nor_stolen_is_busy(tmp_path: Path) -> None:
+    stat = _stat(tmp_path / "stat", "100 0 50 800 50 0 0 0 0 0", "0 0 0 0 0 0 0 0 0 0")
+    load, first, none = MachineLoad([0, 1], stat), MachineLoad([0], stat), MachineLoad([7], stat)
+    _stat(stat, "200 0 50 850 50 0 0 50 0 0", "100 50 0 20 30 0 0 0 0 0")
+    assert (load.busy_cores(), first.busy_cores(), none.busy_cores()) == (0.5 + 0.75, 0.5, None)
+
+
+@pytest.mark.parametrize("text", ["", "cpu  1 2 3\n", "cpu0 nonsense\nand so on\n", "cpu  1 2 3 4 5 6 7 x\n", None])
+def test_where_the_kernel_does_not_count_nothing_is_known(tmp_path: Path, text: str | None) -> None:
+    stat = tmp_path / "stat"
+    if text is not None:
+        stat.write_text(text)
+    load = MachineLoad([0], stat)
+    assert load.busy_cores() is None and load.stolen_part() is None
+
+
+def test_other_programs_disturb_a_measurement_beyond_its_own_use(tmp_path: Path) -> None:
+    stat = _stat(tmp_path / "stat", "0 0 0 0 0 0 0 0 0 0", "0 0 0 0 0 0 0 0 0 0")
+    load = MachineLoad([0, 1], stat)
+    _stat(stat, "100 0 0 0 0 0 0 0 0 0", "60 0 0 40 0 0 0 0 0 0")
+    assert load.describe_disturbance(1.6, 0.04) is None
+    assert load.describe_disturbance(None, 0.04) is None  # of a GPU
+    message = load.describe_disturbance(1.0, 0.04)
+    assert message is not None and message.startswith("other programs kept 0.6 of the 2 cores busy")
+
+
+def test_stolen_time_is_a_part_of_all_ticks_and_disturbs_too(tmp_path: Path) -> None:
+    stat = _stat(tmp_path / "stat", whole="100 0 0 800 0 0 0 100 7 7")
+    load = MachineLoad([0], stat)
+    _stat(stat, whole="150 0 0 970 0 0 0 180 9 9")
+    assert load.stolen_part() == pytest.approx(80 / 300)
+    assert "27% of this machine's time" in str(load.describe_disturbance(None, 0.04))
+    assert load.describe_disturbance(None, 0.3) is None
+
+
+GROUPS = "sys/fs/cgroup"
+
+
+def _v1(machine: Path) -> None:
+    root = machine / "sys/fs/cgroup"
+    (root / "cpu").mkdir(parents=True)
+    for name in ("cgroup.procs", "cpu.cfs_quota_us"):
+        (root / "cpu" / name).touch()
+
+
+def _v2(root: Path, controllers: str, handed_on: str) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "cgroup.controllers").write_text(controllers)
+    (root / "cgroup.subtree_control").write_text(handed_on)
+
+
+def _own(machine: Path, text: str) -> Path:
+    (machine / "proc/self").mkdir(parents=True)
+    (machine / "proc/self/cgroup").write_text(text)
+    return machine
+
+
+def test_version_1_is_found_where_the_cpu_controller_is_mounted(tmp_path: Path) -> None:
+    _v1(tmp_path)
+    quota = quota_parent(_own(tmp_path, "3:cpuset:/\n1:cpu:/\n0::/\n"))
+    assert quota == (tmp_path / GROUPS / "cpu", 1)
+
+
+def test_version_2_takes_the_own_group_when_it_hands_the_controller_on(tmp_path: Path) -> None:
+    _v2(tmp_path / GROUPS, "cpu memory", "")
+    _v2(tmp_path / GROUPS / "app", "cpu memory", "cpu")
+    quota = quota_parent(_own(tmp_path, "0::/app\n"))
+    assert quota == (tmp_path / GROUPS / "app", 2)
+
+
+def test_version_2_goes_up_to_the_group_that_can(tmp_path: Path) -> None:
+    _v2(tmp_path / GROUPS, "cpu memory", "cpu")
+    _v2(tmp_path / GROUPS / "app", "memory", "")
+    assert quota_parent(_own(tmp_path, "0::/app\n")) == (tmp_path / GROUPS, 2)
+
+
+@pytest.mark.parametrize(("cores", "limit"), [(0.5, "5000 10000"), (1.5, "15000 10000"), (0.05, "1000 20000")])
+def test_quotas_are_written_as_the_kernel_wants_them(tmp_path: Path, cores: float, limit: str) -> None:
+    CpuQuota(tmp_path, 2)._limit(cores)
+    assert (tmp_path / "cpu.max").read_text() == limit
+    CpuQuota(tmp_path, 1)._limit(cores)
+    assert (tmp_path / "cpu.cfs_quota_us").read_text() == limit.split()[0]
+    assert (tmp_path / "cpu.cfs_period_us").read_text() == limit.split()[1]
+
+
+def _quota_reason() -> str:
+    try:
+        quota_parent()
+    except UnavailableError as error:
+        return str(error)
+    return ""
+
+
+def test_whole_cores_are_nobody_elses() -> None:
+    assert plan_slices([50, 50], [0, 1]) == (CpuSlice((0,)), CpuSlice((1,)))
+    assert plan_slices([100], [3, 5]) == (CpuSlice((3, 5)),)
+
+
+@pytest.mark.parametrize("shares", [[0.0], [-1.0], [101.0], [60.0, 50.0], [float("nan")]])
+def test_impossible_shares_are_refused(shares: list[float]) -> None:
+    with pytest.raises(InputError):
+        plan_slices(shares, [0, 1])
+
+
+@given(st.lists(st.floats(0.5, 100.0), min_size=1, max_size=12), st.integers(1, 16))
+def test_slices_give_what_was_asked_and_never_more_than_a_core(weights: list[float], cores: int) -> None:
+    shares = [100.0 * weight / max(100.0, sum(weights)) for weight in weights]
+    slices = plan_slices(shares, range(cores))
+    whole = [core for part in slices for core in part.cores if part.quota_cores is None]
+    assert len(whole) == len(set(whole))
+    for share, part in zip(shares, slices, strict=True):
+        assert part.amount_cores == pytest.approx(share * cores / 100.0, abs=1e-4)
+        assert len(part.cores) >= part.threads or part.amount_cores <= len(part.cores) + 1e-4
+        assert part.cores
+
+
+def test_confining_changes_the_cores_only_inside() -> None:
+    before = os.sched_getaffinity(0)
+    with confine_to_share(CpuSlice((own_cores()[0],)), "test"):
+        assert os.sched_getaffinity(0) == {own_cores()[0]}
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_core_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UnavailableError, match="cannot run on cores 9999"), confine_to_share(CpuSlice((9999,)), "test"):
+        pass
+
+
+@pytest.mark.skipif(bool(_quota_reason()), reason=_quota_reason())
+def test_a_quota_holds_a_busy_loop_to_its_part_of_a_core() -> None:
+    with confine_to_share(CpuSlice((own_cores()[0],), 0.25), "test-quota"):
+        cpu, wall = time.process_time(), time.monotonic()
+        while time.monotonic() - wall < 0.4:
+            pass
+        used = (time.process_time() - cpu) / (time.monotonic() - wall)
+    assert used < 0.45  # without the quota it would be 1 on an idle machine
+    assert not (quota_parent()[0] / "gpuprof-test-quota").exists()
+
+
+@pytest.mark.skipif(bool(_quota_reason()), reason=_quota_reason())
+def test_groups_of_makers_that_are_gone_are_swept_away() -> None:
+    parent, _ = quota_parent()
+    stale, alive = parent / "gpuprof-4194305-x", parent / f"gpuprof-{os.getpid()}-x"  # no process has so high an id
+    for path in (stale, alive):
+        path.mkdir(exist_ok=True)
+    try:
+        with confine_to_share(CpuSlice((own_cores()[0],), 0.5), "test-sweep"):
+            assert not stale.exists()
+            assert alive.exists()
+    finally:
+        alive.rmdir()
+
+
+RULE = "LIMIT = 2.0\n\ndef rule(a, b):\n    return a + b * LIMIT\n"
+USER = """from made_up_rules.rule import rule
+
+def use(a, b):
+    return inner(a) + b
+
+def inner(a):
+    return rule(a, 1.0)
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package with a rule and its user, in files that a test may change."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = tmp_path / "made_up_rules"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "rule.py").write_text(RULE)
+    (folder / "user.py").write_text(USER)
+    invalidate_caches()
+    yield folder
+    for name in [name for name in sys.modules if name.startswith("made_up_rules")]:
+        del sys.modules[name]
+
+
+def test_the_directory_changes_with_the_sources_of_a_callee(package: Path) -> None:
+    use = import_module("made_up_rules.user").use
+    before = code_directory(use)
+    assert code_directory(use) == before
+    (package / "rule.py").write_text(RULE.replace("2.0", "3.0"))
+    assert code_directory(use) != before
+
+
+def test_compiled_functions_answer_as_plain_ones_and_are_kept_on_disk(package: Path) -> None:
+    use = import_module("made_up_rules.user").use
+    assert not is_machine_code_cached(use)
+    assert compile_function(use)(4.0, 5.0) == use(4.0, 5.0) == 11.0
+    assert is_machine_code_cached(use)

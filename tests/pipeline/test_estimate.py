@@ -1,15 +1,24 @@
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from onnx import helper
 
 import gpuprof
+from gpuprof.domain.catalogue import device
+from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.estimate import MEASURED, Estimate, Figure
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.kernel_db.schema import DeviceRow, ModelRow, RunRow
+from gpuprof.kernel_db.store import KernelDb, Run
+from gpuprof.pipeline.devices import resolve_device
 from gpuprof.pipeline.estimate import describe_full_occupancy
+from gpuprof.pipeline.problem import PlanningOptions
 from tests.profiling.models import write_mlp
 from tests.small_models import write_model
 
@@ -84,3 +93,113 @@ def test_a_maximum_occupancy_that_is_full_everywhere_is_told(second: float, sour
     ]
     notes = describe_full_occupancy(estimates)
     assert bool(notes) == is_told and all("maximum occupancy is 100% for all 2" in note for note in notes)
+
+
+def test_a_gpu_of_this_machine_is_known_though_the_catalogue_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = replace(device("h100"), name="frobnicator-9000")
+    monkeypatch.setattr("gpuprof.machine.gpu.local_gpus", lambda: (board,))
+    assert resolve_device("frobnicator-9000", None).name == "frobnicator-9000"
+    with pytest.raises(InputError, match="unknown device 'frobnicator-9001'"):
+        resolve_device("frobnicator-9001", None)
+
+
+def test_of_a_device_that_was_profiled_without_its_peak_rates_that_is_said(tmp_path: Path) -> None:
+    run = RunRow("r1", datetime(2026, 1, 1, tzinfo=UTC), "frobnicator-9000", "cupti", "net")
+    db = KernelDb.create(tmp_path / "db")
+    measured = ModelRow("r1", "net", "frobnicator-9000", 1, latency_p50_ms=2.0)
+    db.append(Run(run, models=[measured], devices=[DeviceRow("r1", "frobnicator-9000", "gpu", 132)]))
+    with pytest.raises(InputError, match="its peak rates are not known"):
+        resolve_device(None, db)
+
+
+_OWN = """
+from gpuprof.domain.estimate import Estimate, Figure, Workload
+from gpuprof.domain.share import Share
+
+
+class Own:
+    def __init__(self, db):
+        pass
+
+    def estimate(self, model, device, batch, share, beside=(), processes=1):
+        time = Figure((2.0 + batch) / device.fraction(share) * processes, "own", 1.0, 90.0)
+        memory = Figure(1e9, "own", 9e8, 2e9)
+        return Estimate(Workload(model, batch, share, processes), device.name, time, memory_bytes=memory)
+
+    def batches(self, model, device, share):
+        return (1, 2, 4)
+
+    def shares(self, model, device):
+        return (Share(50.0), Share())
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    gpuprof.build_model("mlp", tmp_path / "mlp.onnx")
+    return tmp_path
+
+
+def _place(here: Path, estimator: str) -> DeploymentMap:
+    demands = [gpuprof.Demand(str(here / "mlp.onnx"), rate_rps=100.0, slo=gpuprof.Slo(500.0))]
+    return gpuprof.place(demands, fleet="v100", policy="ffd", options=PlanningOptions(estimator=estimator)).deployment
+
+
+def _halve_memory(deployment: DeploymentMap) -> DeploymentMap:
+    content = json.loads(deployment.to_json())
+    predicted = content["nodes"][0]["gpus"][0]["partitions"][0]["replicas"][0]["predicted"]
+    predicted["memory_bytes"] //= 2
+    return DeploymentMap.model_validate(content)
+
+
+def _change_time(deployment: DeploymentMap) -> DeploymentMap:
+    content = json.loads(deployment.to_json())
+    replica = content["nodes"][0]["gpus"][0]["partitions"][0]["replicas"][0]
+    assert replica["batch"] > 1
+    replica["batch_latency_ms"][0] *= 0.9
+    return DeploymentMap.model_validate(content)
+
+
+def test_the_memory_and_the_smaller_batches_of_a_map_from_files_alone_are_recomputed(here: Path) -> None:
+    demands = [gpuprof.Demand(str(here / "mlp.onnx"), rate_rps=20_000.0, slo=gpuprof.Slo(20.0))]
+    plan = gpuprof.place(demands, fleet="v100", policy="ffd").deployment
+    assert gpuprof.check(plan).is_sound
+    for change in (_halve_memory, _change_time):
+        assert {violation.rule for violation in gpuprof.check(change(plan)).violations} == {"figures"}, change.__name__
+
+
+def test_an_estimator_of_others_is_asked_again_and_where_it_is_gone_that_is_said(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "own_estimator.py").write_text(_OWN)
+    with monkeypatch.context() as changed:
+        changed.syspath_prepend(here)
+        plan = _place(here, "own_estimator:Own")
+        assert gpuprof.check(plan).is_sound
+        assert not gpuprof.check(_halve_memory(plan)).is_sound
+    settings = plan.planned_with.model_copy(update={"estimator": "gone_estimator:Own"})
+    changed_map = _halve_memory(plan.model_copy(update={"planned_with": settings}))
+    result = gpuprof.check(changed_map)
+    assert result.is_sound
+    assert any("the estimator 'gone_estimator:Own' is not installed here" in note for note in result.notes)
+    assert any(
+        note.startswith("the estimator 'gone_estimator:Own' cannot be asked here")
+        and note.endswith("the times and the memory written in the map are believed")
+        for note in result.notes
+    )
+    with pytest.raises(InputError, match="cannot import the estimator 'gone_estimator:Own'"):
+        gpuprof.check(changed_map, estimator="gone_estimator:Own")
+
+
+def test_an_estimator_that_is_named_is_asked_or_refused_where_neither_files_nor_a_database_are_there(
+    here: Path,
+) -> None:
+    planned = _place(here, "database")
+    (here / "mlp.onnx").unlink()
+    for name, message in (
+        ("measured", "there is no database"),
+        ("json:loads", "cannot be made from a kernel database"),
+    ):
+        with pytest.raises(InputError, match=message):
+            gpuprof.check(planned, estimator=name)
