@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
+import json
+import struct
+import zlib
+from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, cast
 
+import orjson
 import pytest
 from google.protobuf import descriptor_pb2
 from hypothesis import given
@@ -13,6 +22,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 import gpuprof.serving.protocol as package
+from gpuprof.domain.deployment import PublicName
 from gpuprof.serving.protocol.grpc_calls import find_code, read_timeout_ms, status_headers
 from gpuprof.serving.protocol.grpc_messages import (
     _read_parameters,
@@ -24,10 +34,17 @@ from gpuprof.serving.protocol.grpc_messages import (
     split_off_field,
     wrap_message,
 )
-from gpuprof.serving.router.infer_request import InferRequest, RequestBody, Urgency, read_urgency
+from gpuprof.serving.protocol.http_api import HttpApi, HttpConnection
+from gpuprof.serving.protocol.inference_service import MAX_TEXT_BYTES, MOST_CACHED, refuse_long_text
+from gpuprof.serving.router.infer_request import InferRequest, RequestBody, Urgency, read_request, read_urgency
+from gpuprof.serving.router.router import Router
+from gpuprof.serving.router.served_model import ServedModel
+from gpuprof.serving.server_settings import ServerSettings
+from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.datatypes import ModelSpec, TensorSpec
-from gpuprof.serving.transport.inference import RefusedError
+from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError, StageTimes
+from tests.serving.protocol.test_http_api import HeldTransport, send_bytes
 
 SPEC = ModelSpec("m", "1", "t", (TensorSpec("a", "UINT8", (-1, 2)),), (TensorSpec("y", "FP32", (-1, 2)),), 4)
 
@@ -161,3 +178,246 @@ def test_what_is_not_left_out_of_the_protocol_is_numbered_as_in_tritons_own_mess
         for field in message_type.fields:
             assert field.number == theirs.DESCRIPTOR.fields_by_name[field.name].number
             assert field.type == theirs.DESCRIPTOR.fields_by_name[field.name].type
+
+
+NUMBERS = (TensorSpec("a", "FP32", (-1, 2)), TensorSpec("b", "UINT8", (-1, 1)))
+TEXTS = (TensorSpec("s", "BYTES", (-1, 1)),)
+SIZES = {"a": 8, "b": 1, "s": 5}
+BODIES = st.lists(
+    st.tuples(
+        st.integers(0, 5),
+        st.permutations(["a", "b"]),
+        st.sampled_from([None, 64, 4096]),
+        st.sampled_from([{}, {"timeout": 500}, {"priority": 1}]),
+        st.integers(0, 2),
+        st.binary(min_size=54, max_size=54),
+    ),
+    max_size=12,
+)
+
+
+def serve(inputs: tuple[TensorSpec, ...]) -> tuple[HttpApi, ServedModel]:
+    async def main() -> tuple[HttpApi, ServedModel]:
+        router = Router(Arena(1 << 16))
+        model = ServedModel("m", 100.0, router.arena)
+        model.spec = ModelSpec("m", "1", "test", inputs, (TensorSpec("y", "FP32", (-1, 2)),), 4)
+        api = HttpApi(router, ServerSettings())
+        router.publish([model])
+        return api, model
+
+    return asyncio.run(main())
+
+
+def http_body(rows: int, names: list[str], data: bytes, missing: int = 0, **fields: Any) -> RequestBody:
+    by_name = {tensor.name: tensor for tensor in (*NUMBERS, *TEXTS)}
+    entries = [
+        {
+            "name": name,
+            "datatype": by_name[name].datatype,
+            "shape": [rows, *by_name[name].shape[1:]],
+            "parameters": {"binary_data_size": rows * SIZES[name]},
+        }
+        for name in names
+    ]
+    text = orjson.dumps({"inputs": entries, **fields})
+    size = rows * sum(SIZES[name] for name in names) - missing
+    return RequestBody(text + data[: max(0, size)], len(text))
+
+
+def grpc_body(rows: int, names: list[str], data: bytes, missing: int, parameters: dict[str, int]) -> RequestBody:
+    message = message_class("ModelInferRequest")(model_name="m")
+    for name, value in parameters.items():
+        message.parameters[name].int64_param = value
+    begin = 0
+    for tensor in (tensor for name in names for tensor in NUMBERS if tensor.name == name):
+        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=[rows, *tensor.shape[1:]])
+        end = begin + rows * SIZES[tensor.name]
+        message.raw_input_contents.append(data[begin:end])
+        begin = end
+    if missing and message.raw_input_contents[-1]:
+        message.raw_input_contents[-1] = message.raw_input_contents[-1][:-missing]
+    return RequestBody(message.SerializeToString())
+
+
+def plain(request: InferRequest, body: RequestBody) -> tuple[object, ...]:
+    inputs = [(t.shape, t.data if isinstance(t.data, tuple) else bytes(t.data)) for t in request.find_tensors(body)]
+    return inputs, request.id, request.rows, request.outputs, request.binary, request.urgency
+
+
+def read_call(spec: ModelSpec, body: RequestBody) -> InferRequest:
+    return read_infer(spec, decode_infer(body.data), body.data)
+
+
+def read_cached_call(api: HttpApi, body: RequestBody) -> InferRequest:
+    return api.grpc.read(body.data)[1]
+
+
+@given(BODIES)
+def test_each_request_is_what_it_would_be_by_itself(
+    drawn: list[tuple[int, list[str], int | None, Any, int, bytes]],
+) -> None:
+    api, model = serve(NUMBERS)
+    for rows, names, offset, parameters, missing, data in drawn * 2:
+        http = http_body(rows, names, data, missing, parameters=parameters)
+        grpc = grpc_body(rows, names, data, missing, parameters)
+        http.offset = grpc.offset = offset
+        readers = (
+            (http, partial(read_request, model.spec), partial(api._read, model)),
+            (grpc, partial(read_call, model.spec), partial(read_cached_call, api)),
+        )
+        for body, read, read_cached in readers:
+            try:
+                expected = plain(read(body), body)
+            except RefusedError as refusal:
+                with pytest.raises(RefusedError) as refused:
+                    read_cached(body)
+                assert refused.value.message == refusal.message
+            else:
+                assert plain(read_cached(body), body) == expected
+
+
+def test_what_is_known_is_not_read_again_and_only_so_much_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    api, model = serve(NUMBERS)
+    first = http_body(1, ["a", "b"], bytes(9), id="1")
+    request = api._read(model, first)
+    assert api._read(model, http_body(1, ["a", "b"], struct.pack("<ffx", 1.0, 2.0), id="1")) is request
+    for number in range(2 * MOST_CACHED):
+        api._read(model, http_body(1, ["a", "b"], bytes(9), id=str(number)))
+    assert len(api.service.cached) <= MOST_CACHED
+    api.router.publish([model])
+    assert not api.service.cached  # another model may have this name now
+
+
+def test_strings_are_looked_into_each_time() -> None:
+    api, model = serve(TEXTS)
+    assert api._read(model, http_body(1, ["s"], b"\1\0\0\0a")).rows == 1
+    with pytest.raises(RefusedError):
+        api._read(model, http_body(1, ["s"], b"\7\0\0\0a"))
+
+
+Compress = Callable[[bytes], bytes]
+COMPRESS: list[tuple[str, Compress]] = [("gzip", gzip.compress), ("X-GZIP", gzip.compress), ("deflate", zlib.compress)]
+WIDTH = 50_000
+MAX_BODY_BYTES = 1 << 20
+
+
+class EchoModel:
+    """Gives back its input, a large tensor in the arena, where nothing else lies, and counts its requests."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.public, self.name = PublicName("m", "1"), "m/1"
+        inputs, outputs = ((TensorSpec(letter, "FP32", (-1, WIDTH)),) for letter in "xy")
+        self.spec = ModelSpec("m", "1", "test", inputs, outputs, 4)
+        self.tracer: object = None
+        self.waiting: list[Inference] = []
+        self.requests = 0
+        self._arena = arena
+
+    def limit_deadline_ms(self, timeout_ms: float | None) -> float:
+        return timeout_ms or 500.0
+
+    def refuse_early(self, *_: object) -> None:
+        raise AssertionError("what a compressed body asks is not known before it has been inflated")
+
+    def submit(self, inference: Inference) -> None:
+        self.waiting.append(inference)
+        self.requests += 1
+
+    def answer(self) -> None:
+        while self.waiting:
+            inference = self.waiting.pop()
+            (tensor,) = inference.inputs
+            assert isinstance(tensor.data, tuple)
+            assert inference.slot is not None and self._arena.used == inference.slot.size
+            value = bytes(self._arena.view(*tensor.data))
+            inference.release(self._arena)
+            inference.times = StageTimes()
+            inference.on_done(inference, [OutputTensor(0, tensor.shape, value)], None)
+
+
+class Site:
+    """A server of one model, and one connection to it."""
+
+    def __init__(self, buffer_bytes: int = 1 << 23) -> None:
+        self.arena = Arena(buffer_bytes, poison=True)
+        router = Router(self.arena)
+        self.api = HttpApi(router, ServerSettings(max_body_bytes=MAX_BODY_BYTES))
+        self.model = EchoModel(self.arena)
+        router.publish(cast(Any, [self.model]))
+        self.connection, self.transport = HttpConnection(self.api), HeldTransport()
+        self.connection.connection_made(self.transport)
+
+    async def ask(self, body: bytes, *lines: str, is_chunked: bool = False) -> bytes:
+        """Return the answer to a request, sent in pieces."""
+        began = len(self.transport.written)
+        framing = "Transfer-Encoding: chunked" if is_chunked else f"Content-Length: {len(body)}"
+        head = "\r\n".join(["POST /v2/models/m/infer HTTP/1.1", "Host: x", *lines, framing, "", ""]).encode()
+        send_bytes(self.connection, head)
+        send_bytes(self.connection, b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if is_chunked else body)
+        while len(self.transport.written) == began:
+            await asyncio.sleep(0.001)
+            self.model.answer()
+        self.transport.send(self.connection)
+        return self.transport.written[began:]
+
+
+#: Values that hardly shrink, so that the body is received in the arena, and some that shrink to little.
+RANDOM, VALUES = Random(0).randbytes(4 * WIDTH), bytes(range(250)) * (4 * WIDTH // 250)
+ENTRY = {"name": "x", "datatype": "FP32", "shape": [1, WIDTH], "parameters": {"binary_data_size": len(VALUES)}}
+TEXT = json.dumps({"inputs": [ENTRY], "parameters": {"binary_data_output": True}}).encode()
+HEADER = f"Inference-Header-Content-Length: {len(TEXT)}"
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize(("coding", "compress"), COMPRESS)
+def test_a_compressed_body_is_read_as_what_it_was_compressed_from(
+    coding: str, compress: Compress, is_chunked: bool
+) -> None:
+    async def scene() -> None:
+        site = Site()
+        for times in range(1, 4):
+            values = (VALUES, RANDOM)[times % 2]
+            body = compress(TEXT + values)
+            answer = await site.ask(body, f"Content-Encoding: {coding}", HEADER, is_chunked=is_chunked)
+            assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(values)
+            assert site.model.requests == times and site.arena.used == 0
+            if is_chunked:  # which ends the connection
+                return
+
+    asyncio.run(scene())
+
+
+BOMB = bytes(MAX_BODY_BYTES + 1)
+
+
+@pytest.mark.parametrize(
+    ("coding", "body", "status", "text"),
+    [
+        ("gzip", gzip.compress(BOMB), 413, b"larger than"),
+        ("gzip", gzip.compress(bytes(100)) * 2, 400, b"not compressed as one piece"),
+        ("gzip", gzip.compress(VALUES)[:-9], 400, b"not compressed as one piece"),
+        ("deflate", zlib.compress(VALUES)[:2] + bytes(9), 400, b"cannot be inflated"),
+        ("gzip", TEXT + VALUES, 400, b"not compressed as its headers say"),
+        ("gzip", gzip.compress(TEXT[:-5]), 400, b"at most Content-Length"),
+        ("br", gzip.compress(TEXT + VALUES), 415, b"by gzip or deflate"),
+        ("gzip, gzip", gzip.compress(gzip.compress(TEXT + VALUES)), 415, b"by gzip or deflate"),
+    ],
+    # What is compressed holds the time at which it was.
+    ids=["bomb", "two pieces", "cut off", "no deflate", "no gzip", "too short", "br", "twice"],
+)
+def test_what_cannot_be_inflated_is_refused_and_leaves_nothing(
+    coding: str, body: bytes, status: int, text: bytes
+) -> None:
+    async def scene() -> None:
+        site = Site()
+        answer = await site.ask(body, f"Content-Encoding: {coding}", HEADER)
+        assert answer.startswith(b"HTTP/1.1 %d" % status) and text in answer
+        assert site.arena.used == 0 and not site.model.requests
+
+    asyncio.run(scene())
+
+
+def test_a_text_that_is_too_long_is_not_read() -> None:
+    refuse_long_text(MAX_TEXT_BYTES)
+    with pytest.raises(RefusedError, match="send tensors as binary data"):
+        refuse_long_text(MAX_TEXT_BYTES + 1)
