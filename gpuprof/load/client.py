@@ -28,7 +28,6 @@ from gpuprof.machine.cores import shorten_wakeup_latency
 if TYPE_CHECKING:
     from gpuprof.load.target import NextStep, Target
 
-_RECEIVE_BYTES = 1 << 20
 _MAX_CONNECTIONS = 800  # systems often allow a process 1024 open files
 #: Length of an answer without Content-Length, and the end of a chunked answer.
 _UNTIL_CLOSED = sys.maxsize
@@ -216,7 +215,7 @@ class LoadClient:
         self._idle: list[Connection] = []
         self._busy: dict[int, Connection] = {}
         self._events = select.epoll()
-        self._buffer = bytearray(_RECEIVE_BYTES)
+        self._buffer = bytearray(1 << 20)
         self._turns = [0] * len(schedule.requests)
         self._context = None if schedule.target is None else schedule.target.context()
         self._steps = schedule.steps or ((),) * len(schedule.requests)

@@ -205,19 +205,16 @@ def make_schedules(
 
 def send_times(streams: Sequence[RequestStream], settings: LoadSettings) -> list[Times]:
     """Return when the requests of each stream are sent, by whichever client: seconds from the start of the warm-up."""
-    # 1009: the next seed must not repeat the times of another stream.
-    return [_times(stream, settings, settings.seed * 1009 + number) for number, stream in enumerate(streams)]
-
-
-def _times(stream: RequestStream, settings: LoadSettings, seed: int) -> Times:
     import numpy as np
 
-    if stream.times_s is None:
-        total_s = settings.warmup_s + settings.duration_s
-        return arrival_times(settings.arrivals, stream.rate_rps, total_s, seed, settings.scv)
-    recorded = np.asarray(stream.times_s, np.float64)
-    before = arrival_times(settings.arrivals, stream.rate_rps, settings.warmup_s, seed, settings.scv)
-    return np.concatenate([before, settings.warmup_s + recorded[recorded < settings.duration_s]])
+    total_s, all_times = settings.warmup_s + settings.duration_s, []
+    for number, stream in enumerate(streams):
+        # 1009: the next seed must not repeat the times of another stream.
+        seed, random_s = settings.seed * 1009 + number, total_s if stream.times_s is None else settings.warmup_s
+        times = arrival_times(settings.arrivals, stream.rate_rps, random_s, seed, settings.scv)
+        recorded = np.asarray(stream.times_s or (), np.float64)
+        all_times.append(np.concatenate([times, settings.warmup_s + recorded[recorded < settings.duration_s]]))
+    return all_times
 
 
 def arrival_times(kind: str, rate_rps: float, duration_s: float, seed: int, scv: float = 4.0) -> Times:

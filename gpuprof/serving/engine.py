@@ -129,8 +129,6 @@ def _log_failure(error: GpuprofError) -> None:
 
 #: Before the name of a node in the custom resource of its Ray node.
 _RESOURCE = "gpuprof:"
-_END_S = 15.0
-_RETRY_S = 5.0
 
 
 class RayMachine:
@@ -193,7 +191,7 @@ class RayEngine(Engine):
         for machine in self._machines.values():
             machine.close()
         if self._keeping:
-            await asyncio.wait(self._keeping, timeout=_END_S)
+            await asyncio.wait(self._keeping, timeout=_PATIENCE_S)
         for task in self._keeping:
             task.cancel()
         if self._ray is not None:
@@ -233,4 +231,4 @@ class RayEngine(Engine):
                 return
             LOGGER.warning("machine ended, is placed again", extra={"machine": node, "why": reason})
             await asyncio.to_thread(self._ray.kill, actor)  # it holds the resource of the node
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(5.0)

@@ -369,22 +369,16 @@ def run_server(
     GpuprofError
         As `Server.run`.
     """
+    import resource
+
     import uvloop
 
-    _raise_file_limit()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # as many connections as the system allows
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     shorten_wakeup_latency()
 
     async def main() -> None:
         await Server(source, planner, settings, engine).run(ready)
 
     uvloop.run(main())
-
-
-def _raise_file_limit() -> None:
-    """Allow as many connections as the system does."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -23,7 +23,6 @@ from gpuprof.serving.router.worker import ProcessWorker, ServedWorker
 from gpuprof.serving.watch.logs import LOGGER
 from gpuprof.serving.watch.statistics import ModelStatistics
 
-_POLL_S = 0.01
 #: Before the number of the plan that a worker of several models was started for, in its name.
 _GENERATION = "#"
 #: By model and replica, the reason why it cannot start.
@@ -285,7 +284,7 @@ class WorkerFleet:
         running.model.retire_replica(replica)
         deadline = monotonic() + self._drain_s
         while replica.in_flight and monotonic() < deadline:
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(0.01)
         running.model.forget_replica(replica)
         await self._dismiss(replica.workers)
         LOGGER.info("replica retired", extra={"replica": replica.plan.name})

@@ -27,11 +27,8 @@ from gpuprof.serving.watch.supervised_process import LivingProcess, SupervisedPr
 
 #: The oldest Envoy version that supports all settings of ``envoy.yaml``.
 LEAST_VERSION = "1.36"
-_THREADS = 2
-_POLL_S = 0.05
 #: Time for which clients are asked to close connections before listeners close.
 _DRAIN_S = 1
-_PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 #: A line of Envoy's statistics, of the listeners ``http`` and ``grpc``.
 _ACTIVE = re.compile(r"^http\.(?:http|grpc)\.downstream_rq_active: (\d+)", re.MULTILINE)
@@ -253,7 +250,7 @@ class Edge:
         return str(path)
 
     async def _spawn(self) -> LivingProcess:
-        command = [str(self._binary), "-c", str(self.directory / "envoy.yaml"), "--concurrency", str(_THREADS)]
+        command = [str(self._binary), "-c", str(self.directory / "envoy.yaml"), "--concurrency", "2"]
         command += ["--drain-time-s", str(_DRAIN_S), "--disable-hot-restart", "--log-level", "warning"]
         with self._log.open("wb") as log:
             process = subprocess.Popen(
@@ -274,7 +271,7 @@ class Edge:
             with contextlib.suppress(OSError):
                 if "LIVE" in await self._ask_admin("GET", "/ready"):
                     return
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(0.05)
 
     def _log_exit(self, pid: int) -> None:
         if self._supervised is not None and not self._supervised.is_stopping:
@@ -315,4 +312,4 @@ def listen_error(host: str, port: int, option: str, error: OSError) -> InputErro
 
 def _die_with_parent() -> None:
     """Make the kernel kill this process when its parent ends in any way."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _LIBC.prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG

@@ -9,9 +9,6 @@ from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.datatypes import TensorSpec
 
-SERVER_NAME = "gpuprof"
-EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
-
 
 class Descriptions:
     """Documents of both protocols. A model that the server lacks raises `RefusedError`: 404."""
@@ -23,7 +20,8 @@ class Descriptions:
         """Return name, version and extensions."""
         from gpuprof import __version__
 
-        return {"name": SERVER_NAME, "version": __version__, "extensions": list(EXTENSIONS)}
+        extensions = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
+        return {"name": "gpuprof", "version": __version__, "extensions": extensions}
 
     def describe_model(self, name: str, version: str) -> dict[str, Any]:
         """Return inputs and outputs with their shapes, batch included; an empty version is the newest."""

@@ -25,9 +25,6 @@ from gpuprof.serving.transport.arena import Slot
 from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError
 from gpuprof.serving.transport.wire import Buffer
 
-#: Limit of unanswered requests of a stream, beyond which reading pauses.
-_DEPTH = 64
-
 
 class StreamServer:
     """Serves streams on a Unix socket. ``api``: counts refusals."""
@@ -81,7 +78,7 @@ class StreamServer:
     async def _infer(self, _: object, context: Any) -> None:
         """Answer the requests of a stream in the order of completion; a refusal does not end it."""
         client = str(dict(context.invocation_metadata() or ()).get("x-gpuprof-client", ""))
-        permits, writing = asyncio.Semaphore(_DEPTH), asyncio.Lock()
+        permits, writing = asyncio.Semaphore(64), asyncio.Lock()  # reading pauses at 64 unanswered requests
 
         async def answer(message: bytes) -> None:
             data = await self._answer(message, client)

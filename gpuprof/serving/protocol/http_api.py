@@ -64,8 +64,6 @@ _GRPC_PREFIXES = (b"/inference.", b"/grpc.")
 SCRATCH_BYTES = 1 << 16
 #: Minimum transfer rate: its time for a body or an answer is added to the stall limit.
 _LEAST_BYTES_PER_S = 1 << 20
-#: RFC 9112, 9.6: after its last answer a server half-closes and reads on for a while, or a reset destroys the answer.
-_LINGER_S = 2.0
 #: Heads with these headers are not cached.
 _UNCACHED = frozenset((b"expect", b"content-encoding", b"grpc-encoding"))
 _ARRIVAL_LINE = b"\r\n" + ARRIVAL_HEADER + b": "
@@ -468,7 +466,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.refuse(refusal)
 
     def _close_after_answer(self) -> None:
-        """Close; where bytes may be unread, half-close and read on for a while (RFC 9112, 9.6)."""
+        """Close; where bytes may be unread, half-close and read on, or a reset destroys the answer (RFC 9112, 9.6)."""
         transport = self._transport
         if transport is None:
             return
@@ -480,7 +478,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._is_paused:
             transport.resume_reading()
         transport.write_eof()
-        asyncio.get_running_loop().call_later(_LINGER_S, self.close)
+        asyncio.get_running_loop().call_later(2.0, self.close)
 
     def _give_back_unsent(self) -> None:
         for slot in self._unsent:

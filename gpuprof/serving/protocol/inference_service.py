@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 
-from gpuprof.serving.protocol.http_message import HttpClient
+from gpuprof.serving.protocol.http_message import MAX_DISCARDED_BYTES, HttpClient
 from gpuprof.serving.router.infer_request import InferRequest, RequestBody
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
@@ -19,7 +19,7 @@ from gpuprof.serving.transport.wire import Buffer
 #: Called with the model, the client, the request, its inference, the outputs, and their slot.
 Answer = Callable[[ServedModel, HttpClient, InferRequest, Inference, list[OutputTensor], Slot | None], None]
 #: Longer texts are refused, since a megabyte takes about 4 ms of the event loop: tensors can be sent as binary data.
-MAX_TEXT_BYTES = 1 << 24
+MAX_TEXT_BYTES = MAX_DISCARDED_BYTES
 #: Number of cached requests, and of heads.
 MOST_CACHED = 256
 

@@ -51,40 +51,33 @@ _FAMILIES: dict[str, tuple[Any, str]] = {
 }
 
 
-class RouterCollector(Collector):
-    """Reads the figures of a router, and of the protocols in front of it, on each scrape."""
-
-    def __init__(self, router: Router, protocol: ProtocolFigures | None = None) -> None:
-        self._router, self._protocol = router, protocol
-
-    def collect(self) -> Iterable[Metric]:
-        """Return every family with samples."""
-        families = _Families()
-        models = self._router.list_models()
-        now = time.monotonic()
-        for model in models:
-            _add_model(families, model.name, model.statistics)
-            for replica in model.replicas:
-                _add_replica(families, model.name, replica, now)
-        for name, slowdowns in sorted(find_neighbour_slowdowns(models).items()):
-            for neighbour, factor in slowdowns.items():
-                families.add("gpuprof_neighbour_slowdown_ratio", factor, model=name, beside=neighbour)
-        families.add("gpuprof_buffer_bytes", self._router.arena.used)
-        if self._protocol is not None:
-            _add_protocol(families, self._protocol)
-        return families.by_name.values()
-
-
 def render_metrics(router: Router, protocol: ProtocolFigures | None = None) -> bytes:
-    """Return the figures in Prometheus' text format."""
-    return generate_latest(RouterCollector(router, protocol))
+    """Return the figures of a router, and of the protocols in front of it, in Prometheus' text format."""
+    families = _Families()
+    models = router.list_models()
+    now = time.monotonic()
+    for model in models:
+        _add_model(families, model.name, model.statistics)
+        for replica in model.replicas:
+            _add_replica(families, model.name, replica, now)
+    for name, slowdowns in sorted(find_neighbour_slowdowns(models).items()):
+        for neighbour, factor in slowdowns.items():
+            families.add("gpuprof_neighbour_slowdown_ratio", factor, model=name, beside=neighbour)
+    families.add("gpuprof_buffer_bytes", router.arena.used)
+    if protocol is not None:
+        _add_protocol(families, protocol)
+    return generate_latest(families)
 
 
-class _Families:
+class _Families(Collector):
     """Metric families, each made with its first sample; labels are keyword arguments."""
 
     def __init__(self) -> None:
-        self.by_name: dict[str, Any] = {}
+        self._by_name: dict[str, Any] = {}
+
+    def collect(self) -> Iterable[Metric]:
+        """Return every family with samples."""
+        return self._by_name.values()
 
     def add(self, name: str, value: float, **labels: object) -> None:
         """Add a sample of a counter or a gauge."""
@@ -97,10 +90,10 @@ class _Families:
         self._find(name, labels).add_metric(list(map(str, labels.values())), buckets, total_ns / 1e9)
 
     def _find(self, name: str, labels: Mapping[str, object]) -> Any:
-        if name not in self.by_name:
+        if name not in self._by_name:
             kind, text = _FAMILIES[name]
-            self.by_name[name] = kind(name, text, labels=list(labels))
-        return self.by_name[name]
+            self._by_name[name] = kind(name, text, labels=list(labels))
+        return self._by_name[name]
 
 
 def _add_model(families: _Families, model: str, statistics: ModelStatistics) -> None:

@@ -26,10 +26,6 @@ from gpuprof.serving.transport.datatypes import (
 from gpuprof.serving.transport.inference import InputTensor, OutputTensor, bad_request
 from gpuprof.serving.transport.wire import Buffer
 
-#: Exclusive upper limit of a dimension.
-MAX_DIMENSION = sys.maxsize
-#: Largest value of a numeric parameter of a request.
-MAX_PARAMETER = sys.maxsize
 #: Maximum number of strings in a tensor: a worker takes about a second to decode them, and another to encode them.
 MAX_STRINGS = 1 << 20
 #: Maximum number of strings checked on the event loop; more would stall it, and workers check them anyway.
@@ -187,10 +183,10 @@ def check_tensor(tensor: TensorSpec, datatype: object, shape: object) -> list[in
     if isinstance(shape, list) and len(shape) != len(tensor.shape):
         raise bad_request(f"input {tensor.name!r} has shape {list(tensor.shape)} but got {len(shape)} sizes")
     sizes = list(map(parse_whole, shape)) if isinstance(shape, list) else [None]
-    dims = [size for size in sizes if size is not None and 0 <= size < MAX_DIMENSION]
+    dims = [size for size in sizes if size is not None and 0 <= size < sys.maxsize]
     if len(dims) != len(sizes):
         raise bad_request(
-            f"the shape of input {tensor.name!r} must be a list of whole numbers from 0 to {MAX_DIMENSION - 1}"
+            f"the shape of input {tensor.name!r} must be a list of whole numbers from 0 to {sys.maxsize - 1}"
         )
     if tensor.mismatch(dims):
         raise bad_request(f"input {tensor.name!r} has shape {list(tensor.shape)} but got {dims}")
@@ -343,8 +339,8 @@ def _read_object(head: dict[str, Any], key: str) -> dict[str, Any]:
 
 def _read_count(parameters: Mapping[str, Any], key: str) -> int:
     value = parse_whole(parameters.get(key, 0))
-    if value is None or not 0 <= value <= MAX_PARAMETER:
-        raise bad_request(f"the parameter {key!r} must be a whole number from 0 to {MAX_PARAMETER}")
+    if value is None or not 0 <= value <= sys.maxsize:
+        raise bad_request(f"the parameter {key!r} must be a whole number from 0 to {sys.maxsize}")
     return value
 
 

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 
 from gpuprof.serving.transport.inference import Inference
 
-_LOOK_AHEAD = 64  # requests of another shape that may be skipped to fill a batch
-
 #: A flow of fair queueing: a client, and whether its request may take longer than the SLO.
 Flow = tuple[str, bool]
 
@@ -82,7 +80,7 @@ class RequestQueue:
         free_rows = rows - first.rows
         if free_rows > 0 and not first.alone and self._waiting:
             passed_over: list[Inference] = []
-            while self._waiting and free_rows > 0 and len(passed_over) < _LOOK_AHEAD:
+            while self._waiting and free_rows > 0 and len(passed_over) < 64:
                 candidate = self._waiting.popleft()
                 if candidate.batch_key == first.batch_key and candidate.rows <= free_rows and not candidate.alone:
                     batch.append(candidate)

@@ -38,8 +38,6 @@ _WEIGHT = 0.05  # weight of a batch in the running means
 _CLIP = 2.0
 #: Time without an observation after which a correction begins to fade, and the half-life of the fading.
 _SILENCE_S, _HALF_LIFE_S = 1.0, 1.5
-#: Interval at which the table follows its corrections.
-_REFRESH_S = 0.01
 
 
 class LatencyTable:
@@ -75,7 +73,7 @@ class LatencyTable:
         if now >= self._fresh_until:
             factor = self._common.at(now)
             self._times = [time * factor * ratio.at(now) for time, ratio in zip(self._base, self._by_rows, strict=True)]
-            self._fresh_until = now + _REFRESH_S
+            self._fresh_until = now + 0.01  # corrections take effect after 10 ms at most
         return self._times
 
     def observe(self, rows: int, ms: float, now: float) -> None:
@@ -239,9 +237,6 @@ class ServedReplica:
             self._left_ms = update_mean_left_ms(self._left_ms, min(load.busy_ms), self._arrival_count)
         self._counted_at = now
 
-    def _count_arrivals(self, now: float) -> float:
-        return decay_count(self._arrival_count, 1000.0 * (now - self._counted_at), self.latency.times_ms(now)[-1])
-
     def submit(self, inference: Inference, slo_ms: float = math.inf) -> None:
         """Queue a request by priority, then fairly among clients; send it at once if the queue is empty."""
         if not self._queue.rows and (worker := self._find_free_worker(inference.rows)) is not None:
@@ -339,7 +334,8 @@ class ServedReplica:
         expected_ms = times_ms[sent_rows - 1]
         worker.send(inferences, rows, expected_ms, now)
         if self.plan.batch > 1:  # a batch of 1 has no joining requests
-            count, processes = self._count_arrivals(now), len(self.workers)
+            count = decay_count(self._arrival_count, 1000.0 * (now - self._counted_at), times_ms[-1])
+            processes = len(self.workers)
             self._joining = forecast_joining(count, expected_ms, times_ms, processes, self._left_ms, self._allowed_ms)
 
     def on_worker_ready(self) -> None:

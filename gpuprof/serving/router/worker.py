@@ -23,7 +23,6 @@ from gpuprof.serving.watch.logs import LOGGER
 
 #: Looking up a member of an enumeration takes 0.3 µs in Python 3.11, and each batch needs both.
 _RUN, _DONE = FrameKind.RUN, FrameKind.DONE
-_MOST_BATCHES = 32  # sent to a worker at a time
 _WEIGHT = 0.2  # of the last batch in the mean time of batches, by the worker's own clock
 
 
@@ -144,15 +143,15 @@ class ServedWorker(ABC):
         """Return whether the worker may receive a batch in advance.
 
         The limit is two batches including the running batch, or as many short batches as the worker runs in
-        ``prefetch_ms``. A worker that stages ahead works on two at once, so it gets none in advance while it has a
-        request that may kill workers: a request whose earlier worker died runs alone.
+        ``prefetch_ms``, at most 32. A worker that stages ahead works on two at once, so it gets none in advance while
+        it has a request that may kill workers: a request whose earlier worker died runs alone.
         """
         if not self.is_ready:
             return False
         if self.stages_ahead and any(queued.deaths for batch in self.sent.values() for queued in batch.inferences):
             return False
         count = len(self.sent)
-        return count < 2 or (count < _MOST_BATCHES and count * self._run_ms < prefetch_ms)
+        return count < 2 or (count < 32 and count * self._run_ms < prefetch_ms)
 
     @property
     def requests(self) -> int:

@@ -43,10 +43,6 @@ class RefusedError(Exception):
         self.message = message
         self.retry_after_s = retry_after_s
 
-    def __reduce__(self) -> tuple[type[RefusedError], tuple[HTTPStatus, str], dict[str, object]]:
-        """Return what pickles it: an exception's own way passes the message alone."""
-        return RefusedError, (self.status, self.message), vars(self)
-
 
 def bad_request(message: str) -> RefusedError:
     """Return the refusal of an invalid request."""
