@@ -160,7 +160,14 @@ class Planner:
             By node and number of the GPU, the MIG instances to create: none unless ``apply_mig``.
         """
         if self.cluster:
-            nodes = [node for node in source.deployment.nodes if not self.simulated and _is_real(node)]
+            nodes = [
+                node
+                for node in source.deployment.nodes
+                if not self.simulated
+                and any(
+                    p.replicas for g in node.gpus if not g.device.startswith(SIMULATED_PREFIX) for p in g.partitions
+                )
+            ]
         elif self.apply_mig and not self.simulated:
             nodes = [chosen_node(source.deployment, self.node)]
         else:
@@ -297,12 +304,6 @@ def _join_worker(replica: PlannedReplica, turns: str, planned: Sequence[tuple[Pl
     limits = [None if gpu is None else gpu.memory_bytes for gpu in gpus]
     gpu = order.gpu and replace(order.gpu, memory_bytes=None if None in limits else sum(filter(None, limits)))
     return replace(replica, orders=(replace(order, turns=name, group=name, mates=len(mates), gpu=gpu),))
-
-
-def _is_real(node: Node) -> bool:
-    """Return whether anything of a node is more than simulated."""
-    real = (gpu for gpu in node.gpus if not gpu.device.startswith(SIMULATED_PREFIX))
-    return any(partition.replicas for gpu in real for partition in gpu.partitions)
 
 
 def model_path(deployment: DeploymentMap, model: str, base: Path) -> str:

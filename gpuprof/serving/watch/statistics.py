@@ -41,9 +41,11 @@ class ModelStatistics:
     stages: StageTimes = field(default_factory=StageTimes)  #: Sums over the answered requests.
     last_ms: int = 0  #: Milliseconds since the epoch of the last answer.
     #: Answers by latency: `BUCKETS_MS`, and a last bucket for the rest.
-    buckets: list[int] = field(default_factory=lambda: _empty())
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_MS) + 1))
     #: Answers by the time spent in each of `STAGES`.
-    stage_buckets: dict[str, list[int]] = field(default_factory=lambda: {stage: _empty() for stage in STAGES})
+    stage_buckets: dict[str, list[int]] = field(
+        default_factory=lambda: {stage: [0] * (len(BUCKETS_MS) + 1) for stage in STAGES}
+    )
     retried: int = 0  #: Requests sent again because their worker died.
 
     def add_batch(self, rows: int, requests: int, gather: int, infer: int, scatter: int) -> None:
@@ -98,10 +100,6 @@ def sum_statistics(parts: Iterable[ModelStatistics]) -> ModelStatistics:
     for part in parts:
         total.add(part)
     return total
-
-
-def _empty() -> list[int]:
-    return [0] * (len(BUCKETS_MS) + 1)
 
 
 def _add_up(totals: list[int], counts: list[int]) -> None:

@@ -216,9 +216,7 @@ def test_when_the_rate_doubles_another_map_is_applied_and_goodput_recovers(place
     with running(placed_folder, document, *what) as server:
         with Loaded(Target.parse(server.url), RequestStream("net", 17.0, 800.0)) as loaded:
             # The first period may see only the beginning of the load, and a busy machine may spoil a second of it.
-            assert eventually(
-                lambda: adapted.exists() and read_map(adapted).models["net"].rate_rps > 12.0, limit_s=300.0
-            )
+            assert eventually(lambda: adapted.exists() and read_map(adapted).models["net"].rate_rps > 12.0, 300.0)
             assert eventually(lambda: loaded.results[-1].in_slo == loaded.results[-1].sent, limit_s=300.0)
         _, errors = server.stop()
     assert loaded.results[0].refused > 0

@@ -34,7 +34,6 @@ class SilentWorker(ProcessWorker):
 @pytest.mark.parametrize(
     ("ticks", "killed"),
     [((4.0, 4.5, 5.0, 5.5), True), ((4.0, 7.0, 11.5, 11.9), False), ((4.0, 9.0, *np.arange(9.5, 14.6, 0.5)), True)],
-    ids=["in time", "stalled", "long after a stall"],
 )
 def test_a_worker_is_not_killed_for_what_the_router_did_not_hear(
     ticks: Sequence[float], killed: bool, monkeypatch: pytest.MonkeyPatch
