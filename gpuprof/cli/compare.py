@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -142,27 +143,10 @@ def compare(
     is_by_gpu = policies.by is Compared.GPU
     with show_progress() as show:
         if is_by_gpu:
-            planner = policies.only_name()
-            result = compare_gpus(
-                demands.slo_file,
-                fleet=demands.gpus or "any",
-                db=demands.db,
-                policy=planner,
-                options=rules,
-                progress=show,
-                note=say_note,
-            )
+            compare_rows = partial(compare_gpus, fleet=demands.gpus or "any", policy=policies.only_name())
         else:
-            names = policies.names()
-            result = compare_policies(
-                demands.slo_file,
-                fleet=demands.gpus,
-                db=demands.db,
-                policies=names,
-                options=rules,
-                progress=show,
-                note=say_note,
-            )
+            compare_rows = partial(compare_policies, fleet=demands.gpus, policies=policies.names())
+        result = compare_rows(demands.slo_file, db=demands.db, options=rules, progress=show, note=say_note)
     rows = result.rows()
     _print(rows, _GPU_COLUMNS if is_by_gpu else _COLUMNS, chosen)
     if not any(row["gpus"] for row in rows):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,17 +10,12 @@ import typer
 from gpuprof.cli.options import complete_models
 from gpuprof.cli.output import Format, make_columns, print_rows, say_note
 from gpuprof.domain.number_format import number_formatter
-from gpuprof.pipeline.estimate import EstimateOptions
-
-
-def _short(model: object) -> str:
-    return Path(str(model)).stem if str(model).endswith(".onnx") else str(model)
-
+from gpuprof.pipeline.estimate import EstimateOptions, short_name
 
 _ESTIMATED = make_columns(
     "model dims device share batch beside latency_ms latency_interval:90%_interval latency_source throughput_rps "
     "memory_bytes memory_source",
-    {"model": _short, "latency_ms": number_formatter(4)},
+    {"model": short_name, "latency_ms": number_formatter(4)},
 )
 
 

@@ -316,23 +316,17 @@ def write_configurations(deployment: DeploymentMap, repository: TritonRepository
     for node in deployment.nodes:
         for model in repository.models.values():
             replicas = [
-                (index, replica) for index, replica in _list_replicas(node) if _serves(deployment, replica, model)
+                (gpu.index, replica)
+                for gpu in node.gpus
+                for part in gpu.partitions
+                for replica in part.replicas
+                if model.name in (deployment.models[replica.model].source_model, replica.model)
             ]
             if replicas:
                 config = _plan_config(model, node, replicas)
                 folder = model.file.parent.parent.name
                 files[f"{folder}/configs/{node.name}.pbtxt"] = text_format.MessageToString(config)
     return files
-
-
-def _list_replicas(node: Node) -> list[tuple[int, Replica]]:
-    """Return the replicas of a node with the number of their GPU."""
-    return [(gpu.index, replica) for gpu in node.gpus for part in gpu.partitions for replica in part.replicas]
-
-
-def _serves(deployment: DeploymentMap, replica: Replica, model: TritonModel) -> bool:
-    deployed = deployment.models.get(replica.model)
-    return deployed is not None and model.name in (deployed.source_model, replica.model)
 
 
 def _plan_config(model: TritonModel, node: Node, replicas: Sequence[tuple[int, Replica]]) -> Any:

@@ -6,27 +6,17 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
-from gpuprof.domain.arrival_process import BatchPoissonArrivals
 from gpuprof.domain.demand import Demand, Slo, require_possible
-from gpuprof.domain.deployment import Chain, DeploymentMap
-from gpuprof.domain.sojourn import ModelQueues, ShapedQueue, queue_of
+from gpuprof.domain.deployment import Chain
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import model_name, name_demand
 from gpuprof.pipeline.estimate import estimate_smallest
-from gpuprof.pipeline.problem import plan_map
-from gpuprof.pipeline.result import NoteCallback
-from gpuprof.pipeline.simulate import ServiceSettings, SimulatedTraffic
-from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
-from gpuprof.simulator.engine import simulate
 
 #: Least number of equal parts of an SLO that are dealt out to the steps: budgets differ by 5% of the SLO.
 _PARTS = 20
-#: Requests in the simulation of a planned map: enough for the 99th percentile of each of some chains, in a second.
-_SIMULATED_REQUESTS = 50_000
 
 
 def expand_chains(demands: Sequence[Demand]) -> tuple[Sequence[Demand], dict[str, Chain]]:
@@ -91,47 +81,6 @@ def divide_slos(problem: Problem) -> Problem:
     for chain in problem.chains.values():
         parts |= _divide(problem, chain)
     return _with_parts(problem, parts)
-
-
-def plan_chains(problem: Problem, policy: Policy, note: NoteCallback) -> tuple[Problem, DeploymentMap]:
-    """Return the policy's map of chains that keeps their SLOs in a simulation, and its problem.
-
-    The steps after the first get requests in groups, as the batches before them end, and not one by one as policies
-    assume: where the simulation of the map misses an SLO, it is planned again for groups of full batches.
-    """
-    deployment = plan_map(problem, policy)
-    if deployment.unplaced:
-        by_time = divide_by_time(problem)
-        if not (planned := plan_map(by_time, policy)).unplaced:
-            problem, deployment = by_time, planned
-    if deployment.unplaced or not (misses := _simulate_misses(deployment)):
-        return problem, deployment
-    grouped = divide_slos(replace(problem, queueing=_group_requests(problem, deployment)))
-    planned = plan_map(grouped, policy)
-    if not planned.unplaced:
-        problem, deployment, misses = grouped, planned, _simulate_misses(planned)
-    for name, in_time_pct in misses.items():
-        note(f"{name}: in a simulation of the map {in_time_pct:.3g}% of the requests are within the SLO")
-    return problem, deployment
-
-
-def _simulate_misses(deployment: DeploymentMap) -> dict[str, float]:
-    """Return the chains that miss their SLO in a simulation of the map, with the percent of requests in time."""
-    total_rps = math.fsum(model.rate_rps for model in deployment.models.values())
-    arrivals, seconds = SimulatedTraffic(duration_s=_SIMULATED_REQUESTS / total_rps).read_arrivals(deployment)
-    options = ServiceSettings().simulation_options(deployment, arrivals, seconds, seed=0)
-    chains = simulate(deployment, arrivals, options).chains
-    return {chain.model: chain.in_time_pct or 0.0 for chain in chains if chain.slo_met is False}
-
-
-def _group_requests(problem: Problem, deployment: DeploymentMap) -> ModelQueues:
-    """Return the queueing model with requests of later steps in groups, of the largest batch of the step before."""
-    queues = {demand.model: queue_of(problem.queueing, demand.model) for demand in problem.demands}
-    for chain in problem.chains.values():
-        for before, step in pairwise(chain.steps):
-            size = max(replica.batch for *_, replica in deployment.places() if replica.model == before)
-            queues[step] = ShapedQueue(queues[step], BatchPoissonArrivals(problem.demand(step).rate_rps, size))
-    return ModelQueues(queues, problem.queueing)
 
 
 def divide_by_time(problem: Problem) -> Problem:

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gpuprof.domain.demand import Demand
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.validation import Positive
@@ -27,7 +26,6 @@ from gpuprof.placement.explanation import (
     locate_replicas,
     run_what_ifs,
 )
-from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import PooledSegments, Segments
 from gpuprof.placement.unplaced_reasons import explain_unplaced
 
@@ -47,7 +45,15 @@ class ExplainResult(Result):
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each possible share of the model, cheapest first."""
-        return [_describe_alternative(alternative) for alternative in self.alternatives]
+        return [
+            {
+                "device": alternative.segment.device,
+                "share": str(alternative.segment.share),
+                **{name: getattr(alternative.segment, name) for name in ("batch", "processes", "capacity_rps")},
+                **{name: getattr(alternative, name) for name in _ALTERNATIVE},
+            }
+            for alternative in self.alternatives
+        ]
 
     def place_rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each replica of the model: its place and its neighbours."""
@@ -66,7 +72,15 @@ class ExplainResult(Result):
 
     def what_if_rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each changed demand: the result of the map's policy."""
-        return [_describe_what_if(what_if) for what_if in self.what_ifs]
+        return [
+            {
+                "change": what_if.change,
+                "gpus": what_if.gpus,
+                "shares": "; ".join(f"{count} × {share}" for share, count in what_if.shares) or "none",
+                "missing_rps": what_if.missing_rps,
+            }
+            for what_if in self.what_ifs
+        ]
 
 
 class ExplainOptions(Settings):
@@ -144,8 +158,9 @@ def explain(
     neighbours = list_neighbour_effects(problem, resolved, model)
     alternatives = tuple(find_alternatives(problem, resolved, model))
     if not alternatives:
-        demand = problem.demand(model)
-        notes.add(f"{model}: under no share is its SLO known to be kept: {_find_reason(problem, demand)}")
+        segments = Segments(problem) if problem.options.latency_budget is not None else PooledSegments(problem)
+        reason = explain_unplaced(problem, segments, problem.demand(model))
+        notes.add(f"{model}: under no share is its SLO known to be kept: {reason}")
     what_ifs: list[WhatIf] = []
     time_limit_s = chosen.time_limit_s
     if time_limit_s is None and resolved.planned_with.stopped_by is not None:
@@ -165,27 +180,3 @@ def explain(
         what_ifs=tuple(what_ifs),
         notes=notes.all(),
     )
-
-
-def _find_reason(problem: Problem, demand: Demand) -> str:
-    segments = Segments(problem) if problem.options.latency_budget is not None else PooledSegments(problem)
-    return explain_unplaced(problem, segments, demand)
-
-
-def _describe_alternative(alternative: Alternative) -> dict[str, object]:
-    segment = alternative.segment
-    return {
-        "device": segment.device,
-        "share": str(segment.share),
-        **{name: getattr(segment, name) for name in ("batch", "processes", "capacity_rps")},
-        **{name: getattr(alternative, name) for name in _ALTERNATIVE},
-    }
-
-
-def _describe_what_if(what_if: WhatIf) -> dict[str, object]:
-    return {
-        "change": what_if.change,
-        "gpus": what_if.gpus,
-        "shares": "; ".join(f"{count} × {share}" for share, count in what_if.shares) or "none",
-        "missing_rps": what_if.missing_rps,
-    }

@@ -7,14 +7,17 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from gpuprof.domain.arrival_process import BatchPoissonArrivals
 from gpuprof.domain.catalogue import datasets
 from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds, ReplicaPrediction
 from gpuprof.domain.estimate import Figure
 from gpuprof.domain.map_file import write_map
 from gpuprof.domain.plural import count_of
+from gpuprof.domain.sojourn import ModelQueues, ShapedQueue, queue_of
 from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.estimators.wrappers import IntervalEndEstimator
 from gpuprof.export.triton import (
@@ -34,16 +37,21 @@ from gpuprof.pipeline.arguments import (
     resolve_demands,
     resolve_map,
 )
-from gpuprof.pipeline.chains import plan_chains
+from gpuprof.pipeline.chains import divide_by_time, divide_slos
 from gpuprof.pipeline.problem import DEFAULT_LIMIT_S, PlanningOptions, build_problem, plan_map
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.pipeline.settings import Settings, option
+from gpuprof.pipeline.simulate import ServiceSettings, SimulatedTraffic
 from gpuprof.placement.feasibility import find_excess_time
 from gpuprof.placement.limit import Limit, early_stop, interruptible
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import DEFAULT, Policy, make_policy
 from gpuprof.placement.problem import MEANS, Problem, collect_evidence
 from gpuprof.rules.host_work import host_work_of_plan
+from gpuprof.simulator.engine import simulate
+
+#: Requests in the simulation of a planned map: enough for the 99th percentile of each of some chains, in a second.
+_SIMULATED_REQUESTS = 50_000
 
 
 class MapOutput(Settings):
@@ -233,6 +241,47 @@ def place(
     if repository is not None:
         notes.add(*describe_limits(deployment))
     return PlaceResult(notes=notes.all(), deployment=deployment, problem=problem, output=output, repository=repository)
+
+
+def plan_chains(problem: Problem, policy: Policy, note: NoteCallback) -> tuple[Problem, DeploymentMap]:
+    """Return the policy's map of chains that keeps their SLOs in a simulation, and its problem.
+
+    The steps after the first get requests in groups, as the batches before them end, and not one by one as policies
+    assume: where the simulation of the map misses an SLO, it is planned again for groups of full batches.
+    """
+    deployment = plan_map(problem, policy)
+    if deployment.unplaced:
+        by_time = divide_by_time(problem)
+        if not (planned := plan_map(by_time, policy)).unplaced:
+            problem, deployment = by_time, planned
+    if deployment.unplaced or not (misses := _simulate_misses(deployment)):
+        return problem, deployment
+    grouped = divide_slos(replace(problem, queueing=_group_requests(problem, deployment)))
+    planned = plan_map(grouped, policy)
+    if not planned.unplaced:
+        problem, deployment, misses = grouped, planned, _simulate_misses(planned)
+    for name, in_time_pct in misses.items():
+        note(f"{name}: in a simulation of the map {in_time_pct:.3g}% of the requests are within the SLO")
+    return problem, deployment
+
+
+def _simulate_misses(deployment: DeploymentMap) -> dict[str, float]:
+    """Return the chains that miss their SLO in a simulation of the map, with the percent of requests in time."""
+    total_rps = math.fsum(model.rate_rps for model in deployment.models.values())
+    arrivals, seconds = SimulatedTraffic(duration_s=_SIMULATED_REQUESTS / total_rps).read_arrivals(deployment)
+    options = ServiceSettings().simulation_options(deployment, arrivals, seconds, seed=0)
+    chains = simulate(deployment, arrivals, options).chains
+    return {chain.model: chain.in_time_pct or 0.0 for chain in chains if chain.slo_met is False}
+
+
+def _group_requests(problem: Problem, deployment: DeploymentMap) -> ModelQueues:
+    """Return the queueing model with requests of later steps in groups, of the largest batch of the step before."""
+    queues = {demand.model: queue_of(problem.queueing, demand.model) for demand in problem.demands}
+    for chain in problem.chains.values():
+        for before, step in pairwise(chain.steps):
+            size = max(replica.batch for *_, replica in deployment.places() if replica.model == before)
+            queues[step] = ShapedQueue(queues[step], BatchPoissonArrivals(problem.demand(step).rate_rps, size))
+    return ModelQueues(queues, problem.queueing)
 
 
 def _describe_best(best: Placement) -> str:

@@ -54,6 +54,7 @@ from gpuprof.pipeline.arguments import (
     name_demand,
     resolve_demands,
 )
+from gpuprof.pipeline.chains import divide_slos, expand_chains
 from gpuprof.pipeline.devices import (
     describe_choice,
     describe_empty,
@@ -173,8 +174,6 @@ def build_problem(
     Raises `InputError` for an invalid or unknown file, device or model. ``demands`` and ``fleet``: as in
     `gpuprof.place`; ``db``: kernel database; ``note``: called with each remark immediately.
     """
-    from gpuprof.pipeline.chains import divide_slos, expand_chains
-
     options = planning.problem_options()
     resolved = resolve_demands(demands)
     requested, chains = expand_chains(resolved)

@@ -33,6 +33,7 @@ from gpuprof.profiling.gpu.replay import (
 from gpuprof.profiling.sweep import planning
 from gpuprof.profiling.sweep.campaign import Campaign, Cell, CellResult
 from gpuprof.profiling.sweep.planning import NamedModel
+from gpuprof.runtime.batch_items import describe_mixing
 from gpuprof.runtime.providers import ORT_CPU
 
 if TYPE_CHECKING:
@@ -179,26 +180,36 @@ def profile(
     """
     chosen, settings = ProfileWorkloads.collect(workloads, fields), settings or ProfileSettings()
     with NoteList() as notes:
-        target = _choose_target(chosen.device, settings, notes)
+        device = resolve_local_device(chosen.device, settings.collector, notes.add)
+        collector, why = choose_collector(settings.collector, device.kind)
         path = database_path(chosen.db)
         sizes = chosen.batches or chosen.usual_batches
-        parts = resolve_shares(chosen.shares, target.device)
-        neighbours = [planning.parse_neighbour(text, target.device) for text in chosen.beside]
+        parts = resolve_shares(chosen.shares, device)
+        neighbours = [planning.parse_neighbour(text, device) for text in chosen.beside]
+        named_models = _read_models(models, path, settings, collector)
         if chosen.batches is None and not chosen.igniter:
-            pairs = [
-                planning.free_batch_or_keep(model, sizes, path / COPIES)
-                for model in _read_models(models, path, settings, target.collector)
-            ]
+            pairs = [planning.free_batch_or_keep(model, sizes, path / COPIES) for model in named_models]
             notes.add(*(why for _, why in pairs if why))
             named_models = [model for model, _ in pairs]
         else:
-            named_models = _free_models(models, sizes, path, settings, target.collector)
+            named_models = [planning.free_batch_model(model, sizes, path / COPIES) for model in named_models]
         notes.add(*_describe_sizes(named_models))
         if chosen.igniter:
             cells: Sequence[Cell] = [cell for model in named_models for cell in planning.igniter_cells(model)]
         else:
             cells = planning.plan_cells(named_models, sizes, parts, settings.processes, neighbours)
-        return _measure(target, cells, path, settings, progress)
+        progress(Progress(f"{device.name}, collector {why}"))
+        campaign = Campaign(
+            KernelDb.create(path),
+            device,
+            collector,
+            settings.force,
+            settings.limits(),
+            settings.keep_unstable,
+            settings.repeat,
+            settings.repeat_every_s,
+        )
+        return _measure(campaign, cells, notes, progress)
 
 
 def profile_cluster(
@@ -244,39 +255,12 @@ def profile_cluster(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    device: Device
-    collector: Collector
-    headline: str
-    notes: NoteList
-
-
-def _choose_target(device: str | None, settings: ProfileSettings, notes: NoteList) -> _Target:
-    here = resolve_local_device(device, settings.collector, notes.add)
-    collector, why = choose_collector(settings.collector, here.kind)
-    return _Target(here, collector, f"{here.name}, collector {why}", notes)
-
-
 def resolve_shares(shares: Sequence[Share | str] | None, device: Device) -> tuple[Share, ...]:
     """Return shares of a device; None: its default shares."""
     if shares is None:
         return planning.parse_shares(None, device)
     units = device.compute_units
     return tuple(sorted({parse_share(share, units) if isinstance(share, str) else share for share in shares}))
-
-
-def _free_models(
-    models: Sequence[PathArgument] | PathArgument,
-    batches: Sequence[int],
-    db: Path,
-    settings: ProfileSettings,
-    collector: Collector,
-) -> list[NamedModel]:
-    return [
-        planning.free_batch_model(model, batches, db / COPIES)
-        for model in _read_models(models, db, settings, collector)
-    ]
 
 
 def _read_models(
@@ -305,35 +289,23 @@ def _describe_sizes(models: Sequence[NamedModel]) -> list[str]:
     return [*inputs, *(remark for graph in graphs for remark in describe_reading(graph)), *whole]
 
 
-def _measure(
-    target: _Target, cells: Sequence[Cell], db: Path, settings: ProfileSettings, progress: ProgressCallback
-) -> ProfileResult:
-    campaign = Campaign(
-        KernelDb.create(db),
-        target.device,
-        target.collector,
-        settings.force,
-        settings.limits(),
-        settings.keep_unstable,
-        settings.repeat,
-        settings.repeat_every_s,
-    )
-    progress(Progress(target.headline))
+def _measure(campaign: Campaign, cells: Sequence[Cell], notes: NoteList, progress: ProgressCallback) -> ProfileResult:
     outcomes = run_campaign(campaign, cells, progress)
     progress(Progress("what serving adds to a request", len(cells), len(cells)))
-    notes = target.notes
     measure_serving(campaign.database, campaign.device, notes.add)
     if old := sum(not outcome.measured_now for outcome in outcomes):
         notes.add(f"{old} of {len(outcomes)} were measured before; --force measures them again")
-    notes.add(*_describe_mixing(campaign, cells))
+    for name, sha256 in {cell.job.graph.name: cell.job.graph.sha256 for cell in cells}.items():
+        if (output := campaign.verdicts.mixed_output(sha256)) is not None:
+            notes.add(f"{describe_mixing(name, output)}; place and serve give it batches of 1")
     return ProfileResult(
         notes=notes.all(),
-        device=target.device.name,
+        device=campaign.device.name,
         measured=tuple(row for outcome in outcomes for row in _rows(outcome)),
         cells=len(outcomes),
         failures=tuple(outcome.row.error for outcome in outcomes if outcome.row.error),
         unstable=tuple(str(outcome.cell) for outcome in outcomes if outcome.row.stable is False),
-        database=db,
+        database=campaign.database.path,
         lost=tuple(dict.fromkeys(reason for outcome in outcomes for reason in outcome.lost)),
     )
 
@@ -351,18 +323,6 @@ def run_campaign(
     progress(Progress("what the device can do at best", total, total))
     campaign.measure_ceilings([cell.job.share for cell in cells] if ceilings is None else ceilings)
     return outcomes
-
-
-def _describe_mixing(campaign: Campaign, cells: Sequence[Cell]) -> list[str]:
-    from gpuprof.runtime.batch_items import describe_mixing
-
-    graphs = {cell.job.graph.name: cell.job.graph for cell in cells}.values()
-    mixed = ((graph.name, campaign.verdicts.mixed_output(graph.sha256)) for graph in graphs)
-    return [
-        f"{describe_mixing(name, output)}; place and serve give it batches of 1"
-        for name, output in mixed
-        if output is not None
-    ]
 
 
 def _rows(outcome: CellResult) -> list[dict[str, object]]:

@@ -336,7 +336,11 @@ def simulate(
     path = optional_path(db)
     _check_devices(original)
     original = time_map_by(original, estimator, path, map_folder(deployment), notes.add)
-    policies = () if rescheduling is None else check_policies(rescheduling.policies)
+    policies = () if rescheduling is None else rescheduling.policies
+    if len(set(policies)) < len(policies):
+        raise InputError(f"--policy names a policy twice: {','.join(policies)}")
+    for name in policies:
+        make_policy(name, {})  # refuse an unknown name before the first simulation
     if merged := [name for name, model in original.models.items() if model.members]:
         notes.add(f"merged models are simulated as one, held to their tightest SLO: {', '.join(merged)}")
     arrivals, seconds = traffic.read_arrivals(original, notes.add)
@@ -366,15 +370,6 @@ def _check_devices(deployment: DeploymentMap) -> None:
         if planned and gpu.device not in planned:
             error = unknown_name("device", gpu.device, planned)
             raise InputError(f"the map uses the {error.message}, which it was not planned with", error.fix)
-
-
-def check_policies(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of policies. Raises `InputError` for an unknown or repeated name."""
-    if len(set(names)) < len(names):
-        raise InputError(f"--policy names a policy twice: {','.join(names)}")
-    for name in names:
-        make_policy(name, {})
-    return tuple(names)
 
 
 def follow_load(

@@ -13,7 +13,7 @@ from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_sources import summarize_map
 from gpuprof.domain.sojourn import ShapedQueue, queue_of
 from gpuprof.errors import InputError
-from gpuprof.pipeline import chains
+from gpuprof.pipeline import place
 from gpuprof.pipeline.chains import divide_by_time
 from gpuprof.pipeline.problem import build_problem
 from gpuprof.placement.policies import make_policy
@@ -124,11 +124,11 @@ def test_a_chain_that_misses_in_a_simulation_is_planned_again_and_named_if_it_st
     folder: Path, monkeypatch: pytest.MonkeyPatch, misses_again: bool
 ) -> None:
     answers = iter([{"c": 90.0}, {"c": 95.0} if misses_again else {}])
-    monkeypatch.setattr(chains, "_simulate_misses", lambda deployment: next(answers))
+    monkeypatch.setattr(place, "_simulate_misses", lambda deployment: next(answers))
     demand = gpuprof.Demand("c", 300.0, gpuprof.Slo(40.0), source_model=f"{folder}/resnet18.onnx>{folder}/mlp.onnx")
     problem = build_problem([demand], "a100-40", None, gpuprof.PlanningOptions())
     notes: list[str] = []
-    solved, plan = chains.plan_chains(problem, make_policy("ffd"), notes.append)
+    solved, plan = place.plan_chains(problem, make_policy("ffd"), notes.append)
     queue = queue_of(solved.queueing, "mlp")
     assert isinstance(queue, ShapedQueue) and isinstance(queue.shape, BatchPoissonArrivals)
     assert queue.shape.size > 1
