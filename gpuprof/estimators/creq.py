@@ -35,8 +35,6 @@ TARGETS = ("warps", "waves")
 FIXED_WARPS = ("matmul_cores", "conv_cores")
 #: No launch on tensor cores was published: their kernels are taken to be cut as those on CUDA cores.
 _INSTEAD = {"matmul_tensor": "matmul_cores", "attention": "matmul_cores"}
-#: Maximum warps of an SM, where the device does not state them.
-_WARPS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ class LaunchModel:
 
         ``device``: a GPU; ``rates``: of the device, or of the kernels' share of it.
         """
-        most = device.sm.warps if device.sm is not None else _WARPS
+        most = _count_warps(device)
         warps, waves = np.zeros(len(ops)), np.zeros(len(ops))
         kinds = kinds_of(ops, rates)
         for kind in sorted(set(kinds.tolist())):
@@ -77,9 +75,14 @@ class LaunchModel:
         return PredictedLaunches(achieved_occupancy_pct(warps, waves, device), 100.0 * np.minimum(1.0, waves))
 
 
+def _count_warps(device: Device) -> int:
+    """Return the maximum warps of an SM; 64, as of most GPUs, where the device does not state them."""
+    return device.sm.warps if device.sm is not None else 64
+
+
 def achieved_occupancy_pct(warps: Array, waves: Array, device: Device) -> Array:
     """Return ncu's achieved occupancy of kernels with ``warps`` on each busy SM, in ``waves`` over the whole GPU."""
-    most = device.sm.warps if device.sm is not None else _WARPS
+    most = _count_warps(device)
     tail = np.where(waves > 1.0, waves / (waves + constant("occupancy", "tail_waves")), 1.0)
     return np.asarray(100.0 * np.minimum(warps, most) / most * constant("occupancy", "turnover") * tail)
 
@@ -121,30 +124,16 @@ def predict_creq_pct(
     return dict(zip(METRICS, (float(fill.occupancy_pct.max(initial=0.0)), *averages), strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class CreqModel:
-    """A model of launches with the errors of its predicted requirements."""
-
-    launches: LaunchModel
-    #: Metric → points added to a prediction for the ends of its interval. The interval held nine of ten of the thesis's
-    #: figures, each model predicted without its own figures.
-    interval: Mapping[str, tuple[float, float]]
-
-    def figure(self, metric: str, value: float, basis: str) -> Figure:
-        """Return a predicted requirement with its interval, within 0 to 100 percent."""
-        low, high = self.interval[metric]
-        return Figure(value, f"{SOURCE}: {basis}", max(0.0, value + low), min(100.0, max(value, value + high)))
-
-
 @cache
-def shipped_creq() -> CreqModel:
-    """Return the shipped model; every file is checked against its hash in the provenance.
+def shipped_creq() -> tuple[LaunchModel, Mapping[str, tuple[float, float]]]:
+    """Return the shipped model, and by metric the points added to a prediction for the ends of its interval.
 
-    Raises `InputError` when a file is missing or differs from the trained file.
+    The intervals held nine of ten of the thesis's figures, each model predicted without its own figures. Every file is
+    checked against its hash in the provenance. Raises `InputError` when a file is missing or differs from the trained
+    file.
     """
     metadata, files = read_trained_files(datasets() / "creq")
-    interval = {metric: (float(low), float(high)) for metric, (low, high) in metadata["interval"].items()}
-    return CreqModel(LaunchModel.of_files(files), interval)
+    return LaunchModel.of_files(files), {metric: (low, high) for metric, (low, high) in metadata["interval"].items()}
 
 
 class UnprofiledRequirements:
@@ -161,12 +150,14 @@ class UnprofiledRequirements:
         """
         key = (target.name, device.name, batch)
         if key not in self._known:
-            by_batch, model = self._latencies.kernels_of(target, device), shipped_creq()
+            by_batch, (launches, interval) = self._latencies.kernels_of(target, device), shipped_creq()
             kernels, precision, runtime = by_batch.at(batch), by_batch.precision, by_batch.runtime
-            figures: tuple[tuple[str, Figure], ...] = ()
+            figures = []
             if len(kernels.ops) and device.sm is not None:
-                values = predict_creq_pct(kernels, shipped_model(), model.launches, device, precision, runtime)
-                execution = f"{precision}, {runtime}"
-                figures = tuple((metric, model.figure(metric, value, execution)) for metric, value in values.items())
-            self._known[key] = figures
+                source = f"{SOURCE}: {precision}, {runtime}"
+                values = predict_creq_pct(kernels, shipped_model(), launches, device, precision, runtime)
+                for metric, value in values.items():
+                    low, high = (value + points for points in interval[metric])
+                    figures.append((metric, Figure(value, source, max(0.0, low), min(100.0, max(value, high)))))
+            self._known[key] = tuple(figures)
         return self._known[key]

@@ -99,7 +99,7 @@ def test_a_grid_of_one_block_a_processor_has_no_tail_and_many_waves_come_near_to
 
 
 def test_a_wide_elementwise_op_fills_the_gpu_and_a_small_one_few_processors() -> None:
-    model: LaunchModel = shipped_creq().launches
+    model: LaunchModel = shipped_creq()[0]
     sizes = np.array([2.0**12, 2.0**26])
     ops = make_table("elementwise", 2, read_bytes=4 * sizes, written_bytes=4 * sizes, elements=sizes, width=4.0)
     predicted = model.predict(ops, V100, rates_of(V100, "float32"))

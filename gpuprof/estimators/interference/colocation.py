@@ -154,7 +154,9 @@ class Colocations:
                 source = f"{source} ({BEYOND_SEEN}: the number of neighbours)"
                 # Twice as wide an interval, in logarithms.
                 return _slow_figure(alone, factor, source, model.low**2, model.high**2)
-        return _widen_unknown(alone)
+        # The effect of these neighbours is unknown.
+        low = alone.value if alone.low is None else alone.low
+        return Figure(alone.value, alone.source, low, alone.upper() * constant("published", "worst_neighbours"))
 
     def has_seen(self, device: Device, model: str) -> bool:
         """Return whether ``model`` took part in a co-location on ``device``."""
@@ -226,12 +228,6 @@ class Colocations:
             power_w=max(0.0, workload.power[0] * running.batch / running.solo_ms + workload.power[1]),
             l2_pct=running.l2_pct or workload.l2_pct(running.batch, running.share),
         )
-
-
-def _widen_unknown(alone: Figure) -> Figure:
-    """Return a latency beside neighbours of unknown effect."""
-    low = alone.value if alone.low is None else alone.low
-    return Figure(alone.value, alone.source, low, alone.upper() * constant("published", "worst_neighbours"))
 
 
 def _slow_figure(alone: Figure, factor: float, source: str, low: float = 1.0, high: float = 1.0) -> Figure:

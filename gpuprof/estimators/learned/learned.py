@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -38,7 +39,6 @@ from gpuprof.estimators.learned.features import (
     KINDS,
     OpFacts,
     expected_ns,
-    facts_of_op,
     kind_of,
     regressor_features,
     roofline_ns,
@@ -103,9 +103,16 @@ def make_constituents(names: Sequence[str] = STACKED) -> dict[str, BaseEstimator
                 random_state=_SEED,
             )  # fmt: skip
         elif name == "xgboost":
-            regressors[name] = _xgboost()
+            regressors[name] = _require_library(name).XGBRegressor(
+                n_estimators=200, max_depth=7, learning_rate=0.08, subsample=0.7, colsample_bytree=0.7,
+                min_child_weight=12, n_jobs=1, random_state=_SEED,
+            )  # fmt: skip
         elif name == "lightgbm":
-            regressors[name] = _lightgbm()
+            regressors[name] = _require_library(name).LGBMRegressor(
+                n_estimators=200, num_leaves=24, learning_rate=0.08, subsample=0.7, subsample_freq=1,
+                colsample_bytree=0.7, min_child_samples=8, n_jobs=1, random_state=_SEED, verbose=-1,
+                deterministic=True, force_row_wise=True,
+            )  # fmt: skip
         else:
             raise InputError(f"unknown regressor {name!r}", f"known: {', '.join((*STACKED, *OPTIONAL))}")
     return regressors
@@ -143,26 +150,12 @@ def fit_regressors(
     return dict(zip(names, stack.estimators_, strict=True)) | {"stack": stack}
 
 
-def _xgboost() -> BaseEstimator:
+def _require_library(name: str) -> Any:
+    """Return a library of the extra for training. Raises `UnavailableError` where it is not installed."""
     try:
-        from xgboost import XGBRegressor
+        return import_module(name)
     except ImportError:
-        raise UnavailableError("xgboost is not installed", install_hint("learn")) from None
-    return XGBRegressor(
-        n_estimators=200, max_depth=7, learning_rate=0.08, subsample=0.7, colsample_bytree=0.7, min_child_weight=12,
-        n_jobs=1, random_state=_SEED,
-    )  # fmt: skip
-
-
-def _lightgbm() -> BaseEstimator:
-    try:
-        from lightgbm import LGBMRegressor
-    except ImportError:
-        raise UnavailableError("lightgbm is not installed", install_hint("learn")) from None
-    return LGBMRegressor(
-        n_estimators=200, num_leaves=24, learning_rate=0.08, subsample=0.7, subsample_freq=1, colsample_bytree=0.7,
-        min_child_samples=8, n_jobs=1, random_state=_SEED, verbose=-1, deterministic=True, force_row_wise=True,
-    )  # fmt: skip
+        raise UnavailableError(f"{name.partition('.')[0]} is not installed", install_hint("learn")) from None
 
 
 def graph_features(graph: ModelGraph, device: Device) -> Array:
@@ -170,7 +163,7 @@ def graph_features(graph: ModelGraph, device: Device) -> Array:
 
     They are logarithms of its work and sizes, and the parts of the kinds of ops in its least time.
     """
-    facts = [facts_of_op(op, graph.batch) for op in graph.ops]
+    facts = graph_facts(graph)
     times_ns = roofline_ns(facts, device, Share())
     parts = times_ns / max(float(times_ns.sum()), 1.0)
     outputs = np.array([math.log1p(sum(math.prod(shape) for shape in fact.outputs)) for fact in facts])
@@ -423,7 +416,7 @@ def save_model(model: LearnedModel, database: Path, data_hash: str, architecture
     Raises `UnavailableError` when skops is not installed; `InputError` when the database cannot be written to.
     """
     stacks = {name: regressors[STACK] for name, regressors in model.requirements.items()}
-    content = _skops().dumps({"times": model.times.get(STACK), "requirements": stacks})
+    content = _require_library("skops.io").dumps({"times": model.times.get(STACK), "requirements": stacks})
     manifest = {
         "schema": SCHEMA,
         "device": model.device.name,
@@ -474,7 +467,7 @@ def load_model(database: Path, device: Device, data_hash: str | None = None) -> 
 
 
 def _regressors(content: bytes, folder: Path) -> dict[str, Any]:
-    skops = _skops()
+    skops = _require_library("skops.io")
     try:
         unknown = sorted(set(skops.get_untrusted_types(data=content)) - _TRUSTED)
         if unknown:
@@ -513,11 +506,3 @@ def _rates(device: Device) -> dict[str, Any]:
         "l2_bytes": float(device.l2_bytes),
         "reread_bytes_per_s": [list(pair) for pair in device.reread_bytes_per_s],
     }
-
-
-def _skops() -> Any:
-    try:
-        import skops.io
-    except ImportError:
-        raise UnavailableError("skops is not installed", install_hint("learn")) from None
-    return skops.io

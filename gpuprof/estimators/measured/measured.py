@@ -180,7 +180,9 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
             point = _point(row, runs[workload], latencies[workload], variances[row.device], computes)
             models[_name(row)].points.setdefault(row.device, []).append(point)
     for row in failed.values():
-        models[_name(row)].failures.setdefault(row.device, []).append(_failure(row))
+        run = Workload(_name(row), row.batch, Share(row.sm_share_pct, row.mig_profile), row.processes)
+        model_failures = models[run.model].failures.setdefault(row.device, [])
+        model_failures.append(FailedRun(row.device, run, str(row.error)))
     return models
 
 
@@ -205,11 +207,6 @@ def _name(row: ModelRow) -> str:
 def _latency(row: ModelRow) -> float | None:
     value = row.latency_mean_ms if row.latency_mean_ms is not None else row.latency_p50_ms
     return float(value) if value is not None and value > 0.0 else None
-
-
-def _failure(row: ModelRow) -> FailedRun:
-    share = Share(row.sm_share_pct, row.mig_profile)
-    return FailedRun(row.device, Workload(_name(row), row.batch, share, row.processes), str(row.error))
 
 
 def _list_computed_runs(db: KernelDb) -> frozenset[str]:
