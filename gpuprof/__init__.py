@@ -16,14 +16,14 @@ if TYPE_CHECKING:  # static tools see the lazy names here
     from gpuprof.domain.demand import Slo as Slo
     from gpuprof.domain.demand import read_demands as read_demands
     from gpuprof.domain.deployment import DeploymentMap as DeploymentMap
+    from gpuprof.domain.deployment import read_map as read_map
+    from gpuprof.domain.deployment import write_map as write_map
     from gpuprof.domain.device import Device as Device
     from gpuprof.domain.estimate import Estimate as Estimate
     from gpuprof.domain.estimate import Estimator as Estimator
     from gpuprof.domain.estimate import Figure as Figure
     from gpuprof.domain.estimate import Workload as Workload
     from gpuprof.domain.fleet import Fleet as Fleet
-    from gpuprof.domain.map_file import read_map as read_map
-    from gpuprof.domain.map_file import write_map as write_map
     from gpuprof.domain.model import ModelGraph as ModelGraph
     from gpuprof.domain.share import Share as Share
     from gpuprof.errors import GpuprofError as GpuprofError
@@ -99,11 +99,10 @@ __version__ = "0.1.0"
 #: Names by their module below ``gpuprof``.
 _NAMES = {
     "domain.demand": "Demand Slo read_demands",
-    "domain.deployment": "DeploymentMap",
+    "domain.deployment": "DeploymentMap read_map write_map",
     "domain.device": "Device",
     "domain.estimate": "Estimate Estimator Figure Workload",
     "domain.fleet": "Fleet",
-    "domain.map_file": "read_map write_map",
     "domain.model": "ModelGraph",
     "domain.share": "Share",
     "errors": "GpuprofError",

@@ -199,7 +199,7 @@ import os, subprocess, sys
 from gpuprof.machine.mps import mps_daemon
 with mps_daemon() as daemon:
     program = "import torch; assert torch.cuda.is_available(); torch.zeros(1, device=\"cuda\") if not sys.argv[1:] else None"
-    program += "; from gpuprof.machine.nvml import visible_sms; print(\"SMs of a client of 50%:\", visible_sms())"
+    program += "; from gpuprof.machine.gpu import visible_sms; print(\"SMs of a client of 50%:\", visible_sms())"
     words = [sys.executable, "-c", "import sys; " + program, *sys.argv[1:]]
     code = subprocess.run(words, env={**os.environ, **daemon.environment(50.0)}, timeout=60).returncode
 sys.exit(code)

@@ -1,7 +1,4 @@
-"""The deployment map: placement and share of each replica, with predictions.
-
-JSON with a published schema (``gpuprof.deployment/1``), read and written by `gpuprof.domain.map_file`.
-"""
+"""The deployment map: placement and share of each replica, with predictions; its JSON files and their schema."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import quote
 
@@ -19,14 +16,16 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    ValidationError,
     field_validator,
     model_serializer,
     model_validator,
 )
 
+from gpuprof.domain.file_access import read_input, write_atomically
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import parse_mix
-from gpuprof.errors import InputError
+from gpuprof.errors import InputError, refuse_unwritable
 
 SCHEMA = "gpuprof.deployment/1"
 
@@ -520,3 +519,66 @@ def version_order(version: str) -> tuple[int, str]:
 def _is_version(text: str) -> bool:
     # No leading zeros: 3 and 03 would be two addresses of the same version.
     return text.isascii() and text.isdigit() and len(text) < 10 and text == str(int(text))
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) of a deployment map."""
+    schema = DeploymentMap.model_json_schema(by_alias=True, mode="validation")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA, **schema}
+
+
+def read_map(path: Path) -> DeploymentMap:
+    """Read a deployment map.
+
+    Raises
+    ------
+    InputError
+        When the file is not JSON, has another or a newer schema, or violates the schema.
+    """
+    try:
+        text = read_input(path, "gpuprof place writes a map").decode("utf-8-sig")
+        content = json.loads(text, object_pairs_hook=_require_distinct_keys)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON: {error}", "gpuprof place writes a map") from None
+    return parse_map(content, str(path))
+
+
+def _require_distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object. Raises `ValueError` for a repeated key, whose value depends on the reader."""
+    if (twin := find_duplicate(key for key, _ in pairs)) is not None:
+        raise ValueError(f"the key {twin!r} occurs in one object twice")
+    return dict(pairs)
+
+
+def parse_map(content: object, where: str) -> DeploymentMap:
+    """Return the map in decoded JSON; ``where`` names it in errors. Raises `InputError` as `read_map` does."""
+    if not isinstance(content, dict) or not isinstance(content.get("schema"), str):
+        raise InputError(f"{where} is not a deployment map: it has no schema", f'its "schema" must be "{SCHEMA}"')
+    schema = content["schema"]
+    name, _, version = schema.partition("/")
+    current_name, _, newest = SCHEMA.partition("/")
+    if name != current_name or not version.isdigit():
+        raise InputError(f"{where} is not a deployment map: its schema is {schema!r}", f"expected {SCHEMA!r}")
+    if int(version) > int(newest):
+        raise InputError(f"{where} has schema {schema}, newer than {SCHEMA}", "update gpuprof to read it")
+    try:
+        # Strict mode: neither ``true`` nor a string of digits is accepted as a number.
+        return DeploymentMap.model_validate_json(json.dumps(content), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise InputError(
+            f"{where}: {place}: {first['msg']}", "gpuprof place writes maps that keep the schema"
+        ) from None
+
+
+def write_map(deployment: DeploymentMap, path: Path) -> None:
+    """Write the map atomically.
+
+    Raises
+    ------
+    InputError
+        When the directory is not writable.
+    """
+    with refuse_unwritable(path):
+        write_atomically(path, deployment.to_json().encode())

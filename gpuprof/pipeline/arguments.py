@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from pydantic import InstanceOf
 
 from gpuprof.domain.demand import Demand, DemandFile, read_demands, require_possible
-from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.deployment import DeploymentMap, read_map
 from gpuprof.domain.fleet import Fleet
-from gpuprof.domain.map_file import read_map
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from gpuprof.domain.map_sources import describe_basis
 from gpuprof.errors import InfeasibleError, InputError, UnavailableError
 from gpuprof.estimators.builtin import estimator_names
 from gpuprof.graph.load import read_fixed_batch
-from gpuprof.machine.live_check import find_live_faults
+from gpuprof.machine.gpu_share import find_live_faults
 from gpuprof.pipeline.arguments import (
     DemandsArgument,
     MapArgument,

@@ -13,9 +13,8 @@ from typing import ClassVar, Literal
 
 from gpuprof.domain.arrival_process import BatchPoissonArrivals
 from gpuprof.domain.catalogue import datasets
-from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds, ReplicaPrediction
+from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds, ReplicaPrediction, write_map
 from gpuprof.domain.estimate import Figure
-from gpuprof.domain.map_file import write_map
 from gpuprof.domain.plural import count_of
 from gpuprof.domain.sojourn import ModelQueues, ShapedQueue, queue_of
 from gpuprof.errors import InfeasibleError, InputError

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from gpuprof.domain.deployment import DeploymentMap, Node, PublicName
-from gpuprof.domain.map_file import read_map
+from gpuprof.domain.deployment import DeploymentMap, Node, PublicName, read_map
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.export.bundle import is_cpu
 from gpuprof.export.ray_serve import MAX_REQUESTS, ROUTER, deployment_names

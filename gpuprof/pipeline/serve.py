@@ -23,11 +23,10 @@ from urllib.parse import urlsplit
 
 from pydantic import model_validator
 
-from gpuprof.domain.deployment import DeploymentMap, Gpu, Node
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, read_map, write_map
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
 from gpuprof.domain.fleet import Fleet
-from gpuprof.domain.map_file import read_map, write_map
 from gpuprof.domain.plural import count_of
 from gpuprof.domain.share import Share
 from gpuprof.domain.validation import Count, Port, Positive

@@ -10,9 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.deployment import DeploymentMap, parse_map
 from gpuprof.domain.device import Device
-from gpuprof.domain.map_file import parse_map
 from gpuprof.domain.sizes import name_parts, split_name
 from gpuprof.errors import UnavailableError, install_hint
 from gpuprof.kernel_db.records import read_records

@@ -10,9 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.deployment import DeploymentMap, parse_map
 from gpuprof.domain.file_access import read_input
-from gpuprof.domain.map_file import parse_map
 from gpuprof.domain.map_sources import describe_basis, describe_sources, is_observed
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.domain.plural import count_of

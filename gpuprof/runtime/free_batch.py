@@ -1,4 +1,4 @@
-"""Frees the fixed batch of a model, and verifies by running both that the results are the same."""
+"""Copies of models: with a free batch, verified by running both, and in float16 by ONNX Runtime's converter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import onnx
 
 from gpuprof.domain.file_access import refuse_to_replace
-from gpuprof.errors import InputError, refuse_unwritable, runtime_errors
+from gpuprof.errors import InputError, UnavailableError, refuse_unwritable, runtime_errors
 from gpuprof.graph.batch_plan import BatchAxis, BatchRewrite, apply_rewrite, plan_rewrite
 from gpuprof.graph.dims import batch_axes, declared_dims
 from gpuprof.graph.file import OnnxFile, read_onnx
@@ -164,3 +164,35 @@ def _take_block(value: Array, place: BatchAxis | None, i: int, blocks: int) -> A
     split = value.reshape(*before, place.outer, blocks, size // place.outer // blocks, *after)
     part: Array = np.take(split, i, axis=place.axis + 1)
     return part.reshape(*before, size // blocks, *after)
+
+
+def convert_to_float16(path: Path, directory: Path) -> Path:
+    """Return a copy of a model with weights and arithmetic in float16; inputs and outputs keep their types.
+
+    ``directory``: parent of the copies, each in a directory named by the model's hash; existing copies are reused.
+    Raises `InputError` if the model cannot be converted; `UnavailableError` without ONNX Runtime.
+    """
+    try:
+        from onnxruntime.transformers.float16 import convert_float_to_float16
+    except ImportError:
+        raise UnavailableError("ONNX Runtime's converter to float16 is not installed", "install onnxruntime") from None
+    file = read_onnx(path)
+    output = directory / file.sha256[:16] / f"{path.stem}-float16.onnx"
+    if output.is_file():
+        return output
+    output.parent.mkdir(parents=True, exist_ok=True)
+    refusals: tuple[type[Exception], ...] = (*runtime_errors(), onnx.checker.ValidationError)
+    with (
+        refuse_unwritable(output, "choose another database with --db"),
+        tempfile.TemporaryDirectory(prefix=".gpuprof-", dir=output.parent) as name,
+    ):
+        converted = Path(name, output.name)
+        try:
+            model = convert_float_to_float16(onnx.load(path), keep_io_types=True)
+            # In a file of their own, weights may have more than 2 GiB.
+            onnx.save(model, converted, save_as_external_data=bool(file.external), location=f"{output.name}.weights")
+        except refusals as error:
+            raise InputError(f"{path} cannot be converted to float16: {' '.join(str(error).split())[:200]}") from error
+        for written in sorted(Path(name).iterdir(), key=lambda entry: entry.suffix == ".onnx"):
+            written.replace(output.parent / written.name)  # the model last: a visible model can be opened
+    return output

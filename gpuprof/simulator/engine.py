@@ -25,8 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.domain.arrival_process import NS_PER_S, ArrivalProcess
-from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.domain.map_file import parse_map
+from gpuprof.domain.deployment import DeploymentMap, parse_map
 from gpuprof.errors import InputError
 from gpuprof.machine.machine_code import compile_function, is_machine_code_cached
 from gpuprof.rules.routing import is_retry_limit_reached

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.served_vs_simulated import capacities_of, print_comparison
-from gpuprof.domain.map_file import write_map
+from gpuprof.domain.deployment import write_map
 from tests.simulator.maps import make_map, replica
 
 

@@ -8,7 +8,7 @@ from onnx import helper
 
 from gpuprof.cli.main import main
 from gpuprof.cli.maps import group_equal
-from gpuprof.domain.map_file import read_map
+from gpuprof.domain.deployment import read_map
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.store import COPIES
 from gpuprof.runtime.free_batch import ensure_dynamic_batch

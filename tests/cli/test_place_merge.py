@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuprof.cli.main import main
-from gpuprof.domain.map_file import read_map
+from gpuprof.domain.deployment import read_map
 from gpuprof.graph.merged_model import read_merged
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run

@@ -7,7 +7,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from gpuprof.cli.main import main
-from gpuprof.domain.map_file import read_map
+from gpuprof.domain.deployment import read_map
 from tests.profiling.models import write_mlp
 
 

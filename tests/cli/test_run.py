@@ -12,7 +12,7 @@ import pytest
 
 from gpuprof.cli.main import main
 from gpuprof.domain.demand import read_demands
-from gpuprof.domain.map_file import read_map
+from gpuprof.domain.deployment import read_map
 from gpuprof.errors import UnstableError
 from gpuprof.pipeline.profile import ProfileResult
 from tests.reruns import measures_in_real_time

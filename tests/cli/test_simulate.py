@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuprof.cli.main import main
-from gpuprof.domain.map_file import write_map
+from gpuprof.domain.deployment import write_map
 from tests.simulator.maps import make_map, replica
 
 

@@ -8,8 +8,16 @@ import jsonschema
 import pytest
 
 from gpuprof.domain.catalogue import datasets
-from gpuprof.domain.deployment import PlannedDevices, PlannedWith, RecordedHostWork, share_of
-from gpuprof.domain.map_file import json_schema, parse_map, read_map, write_map
+from gpuprof.domain.deployment import (
+    PlannedDevices,
+    PlannedWith,
+    RecordedHostWork,
+    json_schema,
+    parse_map,
+    read_map,
+    share_of,
+    write_map,
+)
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.contract import demand, problem

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds, PlannedDevices
-from gpuprof.domain.map_file import parse_map
+from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds, PlannedDevices, parse_map
 from gpuprof.domain.map_sources import (
     SourcePart,
     describe_basis,

@@ -13,8 +13,7 @@ import yaml
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from gpuprof.domain.deployment import DeploymentMap, MigInstance
-from gpuprof.domain.map_file import parse_map
+from gpuprof.domain.deployment import DeploymentMap, MigInstance, parse_map
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.export.ray_serve import ROUTER, deployment_names

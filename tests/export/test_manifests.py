@@ -11,8 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.domain.map_file import parse_map
+from gpuprof.domain.deployment import DeploymentMap, parse_map
 from gpuprof.errors import InputError
 from gpuprof.export import kubernetes
 from gpuprof.export.kubernetes import PodResources, ask_machine

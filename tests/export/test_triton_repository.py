@@ -14,8 +14,7 @@ from google.protobuf import text_format
 from onnx import helper, numpy_helper
 from tritonclient.grpc import model_config_pb2
 
-from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.domain.map_file import parse_map
+from gpuprof.domain.deployment import DeploymentMap, parse_map
 from gpuprof.errors import InputError
 from gpuprof.export.bundle import Bundle
 from gpuprof.export.targets import export

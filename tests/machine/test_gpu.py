@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from gpuprof.domain.catalogue import device
-from gpuprof.machine.gpu import local_gpus
-from gpuprof.machine.nvml import ask_nvml, visible_sms
+from gpuprof.machine.gpu import ask_nvml, local_gpus, visible_sms
 from tests.machine.played_nvml import PlayedNvml
 from tests.profiling.fake_nvml import FakeNvmlError
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 from gpuprof.domain.catalogue import devices
 from gpuprof.domain.deployment import Gpu, MigInstance, Node, Partition, Replica, ReplicaPrediction
 from gpuprof.errors import UnavailableError
-from gpuprof.machine.gpu_share import MigLayout
-from gpuprof.machine.live_check import LiveMachine, find_live_faults
+from gpuprof.machine.gpu_share import LiveMachine, MigLayout, find_live_faults
 
 A100 = devices()["a100-80"]
 

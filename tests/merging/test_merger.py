@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from gpuprof.graph.merged_model import read_merged
-from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources
-from gpuprof.merging.proof import relative_difference
+from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources, relative_difference
 from tests.merging.models import Array, Builder, finetune_model, residual, save, transformer
 
 _LENGTH = 4

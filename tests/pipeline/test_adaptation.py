@@ -10,8 +10,7 @@ import pytest
 
 from gpuprof.cli.main import main
 from gpuprof.domain.arrival_process import RecordedArrivals
-from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.domain.map_file import read_map
+from gpuprof.domain.deployment import DeploymentMap, read_map
 from gpuprof.errors import InputError
 from gpuprof.pipeline import problem as planning
 from gpuprof.pipeline import simulate as verb

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from gpuprof.cli.main import main
-from gpuprof.domain.deployment import DeploymentMap, PlannedWith, RecordedHostWork, Replica
-from gpuprof.domain.map_file import parse_map, write_map
+from gpuprof.domain.deployment import DeploymentMap, PlannedWith, RecordedHostWork, Replica, parse_map, write_map
 from gpuprof.load.load import LoadSettings, RequestStream, send_times
 from gpuprof.machine.cgroup import own_cores
 from gpuprof.pipeline.load import LoadPrediction, predict_load, worker_cores

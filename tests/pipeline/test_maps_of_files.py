@@ -8,7 +8,7 @@ import pytest
 
 import gpuprof
 from gpuprof.cli.main import main
-from gpuprof.domain.map_file import read_map
+from gpuprof.domain.deployment import read_map
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import locate_files
 from gpuprof.pipeline.serve import MapReplanner, check_adaptable

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpuprof.cli.main import main
+from gpuprof.domain.deployment import read_map
 from gpuprof.domain.device import Device
-from gpuprof.domain.map_file import read_map
 from gpuprof.kernel_db.schema import TABLES
 from gpuprof.kernel_db.store import KernelDb
 

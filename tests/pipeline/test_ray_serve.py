@@ -23,8 +23,7 @@ import pytest
 import yaml
 
 import gpuprof
-from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.domain.map_file import parse_map
+from gpuprof.domain.deployment import DeploymentMap, parse_map
 from gpuprof.errors import UnavailableError
 from gpuprof.pipeline.ray_serve import RayServeRouter, assign_gpus, weigh_nodes
 from tests.export.test_export import MAP, merged_map

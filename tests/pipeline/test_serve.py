@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuprof.domain.map_file import parse_map
+from gpuprof.domain.deployment import parse_map
 from gpuprof.errors import InputError
 from gpuprof.pipeline.serve import MapServer, ServeSettings, serve
 from tests.reruns import serves_in_real_time

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gpuprof
-from gpuprof.domain.map_file import read_map, write_map
+from gpuprof.domain.deployment import read_map, write_map
 from gpuprof.errors import InputError
 from gpuprof.load.load import make_requests
 from gpuprof.load.target import Target, requests_for

@@ -11,9 +11,9 @@ import pytest
 
 import gpuprof
 from gpuprof.cli.main import main
+from gpuprof.domain.deployment import write_map
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Workload
-from gpuprof.domain.map_file import write_map
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.database import DatabaseEstimator

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.domain.map_file import parse_map, read_map
+from gpuprof.domain.deployment import DeploymentMap, parse_map, read_map
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.queueing.queueing import BatchQueue

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from gpuprof.domain.demand import Demand, Slo
-from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.deployment import DeploymentMap, parse_map
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import MEASURED, Estimate, FailedRun, Figure, TriedRuns, Workload
-from gpuprof.domain.map_file import parse_map
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.estimators.queueing.queueing import BatchQueue

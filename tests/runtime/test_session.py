@@ -17,7 +17,7 @@ from gpuprof.graph.load import load_graph
 from gpuprof.machine.cpu import local_cpu
 from gpuprof.pipeline.profile import ProfileSettings, profile
 from gpuprof.profiling.sweep import planning
-from gpuprof.runtime.half_precision import convert_to_float16
+from gpuprof.runtime.free_batch import convert_to_float16
 from gpuprof.runtime.module_command import module_command
 from gpuprof.runtime.optimizer import arithmetic_precision, executed_nodes, executed_variant, find_refusal
 from gpuprof.runtime.outputs import is_collection, is_sequence_of_maps, to_numbers, to_texts

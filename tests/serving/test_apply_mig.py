@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpuprof.domain.map_file import parse_map
+from gpuprof.domain.deployment import parse_map
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.machine.gpu import LocalGpu, LocalMigInstance
 from gpuprof.serving.machine.machine import GpuHolder

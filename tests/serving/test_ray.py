@@ -15,7 +15,7 @@ import pytest
 import trustme
 
 from gpuprof.cli.main import main
-from gpuprof.domain.map_file import read_map
+from gpuprof.domain.deployment import read_map
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.load.load import RequestStream

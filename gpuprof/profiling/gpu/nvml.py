@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gpuprof.errors import install_hint
-from gpuprof.machine.nvml import ask_nvml, decode_nvml, load_nvml
+from gpuprof.machine.gpu import ask_nvml, decode_nvml, load_nvml
 
 _PERIOD_S = 0.02
 _IDLE_S = 1.0

@@ -20,8 +20,7 @@ from gpuprof.profiling.sweep.campaign import Cell
 from gpuprof.profiling.worker.job import Job
 from gpuprof.profiling.worker.process import Worker
 from gpuprof.profiling.worker.tasks import WorkerSetup, compare_outputs
-from gpuprof.runtime.free_batch import TOLERANCE, ensure_dynamic_batch
-from gpuprof.runtime.half_precision import convert_to_float16
+from gpuprof.runtime.free_batch import TOLERANCE, convert_to_float16, ensure_dynamic_batch
 
 _MAX_BATCH = 65_536
 

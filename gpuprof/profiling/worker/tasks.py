@@ -19,7 +19,7 @@ import numpy as np
 
 from gpuprof.errors import runtime_errors
 from gpuprof.graph.element_types import elem_type
-from gpuprof.machine.nvml import visible_sms
+from gpuprof.machine.gpu import visible_sms
 from gpuprof.profiling.worker.job import TimingLimits, is_median_known
 from gpuprof.rules.cpu_slices import CpuSlice
 from gpuprof.runtime.batch_items import find_mixed_output

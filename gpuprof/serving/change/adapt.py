@@ -20,9 +20,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.deployment import DeploymentMap, write_map
 from gpuprof.domain.estimate import BEYOND_SEEN, INTERPOLATED, MEASURED
-from gpuprof.domain.map_file import write_map
 from gpuprof.errors import GpuprofError, UnavailableError
 from gpuprof.serving.change.window import Departure, ObservedLoad, ServiceWindow, find_departure, read_planned
 from gpuprof.serving.router.neighbour_times import BatchTimes, count_batches, find_neighbour_slowdowns, sum_times

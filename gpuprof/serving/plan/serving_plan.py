@@ -9,8 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 
-from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, Node, PublicName, Replica
-from gpuprof.domain.map_file import read_map
+from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, Node, PublicName, Replica, read_map
 from gpuprof.errors import InputError, UnavailableError, unknown_name
 from gpuprof.graph.merged_model import read_merged
 from gpuprof.machine.gpu import find_gpu
@@ -131,7 +130,7 @@ class MapSource:
 
     @classmethod
     def read_map(cls, path: Path) -> MapSource:
-        """Read the map at ``path``. Raises `InputError` as `gpuprof.domain.map_file.read_map` does."""
+        """Read the map at ``path``. Raises `InputError` as `gpuprof.domain.deployment.read_map` does."""
         return cls(read_map(path), path.absolute().parent)
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.deployment import parse_map
 from gpuprof.domain.fleet import Fleet, FleetEntry
-from gpuprof.domain.map_file import parse_map
 from gpuprof.domain.map_sources import summarize_map
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError

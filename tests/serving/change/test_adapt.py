@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from gpuprof.cli.main import main
-from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.domain.map_file import parse_map, read_map
+from gpuprof.domain.deployment import DeploymentMap, parse_map, read_map
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.load.load import LoadSettings, RequestStream, run_load

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuprof.domain.map_file import parse_map
+from gpuprof.domain.deployment import parse_map
 from gpuprof.serving.change.window import (
     Departure,
     ObservedLoad,

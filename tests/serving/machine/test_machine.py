@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from gpuprof.domain.map_file import parse_map
+from gpuprof.domain.deployment import parse_map
 from gpuprof.machine.gpu import LocalGpu
 from gpuprof.machine.mps import MpsDaemon
 from gpuprof.serving.machine import machine, orders

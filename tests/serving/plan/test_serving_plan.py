@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.domain.map_file import parse_map
+from gpuprof.domain.deployment import parse_map
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.machine.cgroup import own_cores
 from gpuprof.serving.plan.serving_plan import MapSource, Planner

@@ -105,7 +105,7 @@ def _recording(module: Any) -> None:
 
 _AFTER: dict[str, Callable[[ModuleType], None]] = {
     "onnxruntime": _onnxruntime,
-    "gpuprof.machine.nvml": _visible_sms,
+    "gpuprof.machine.gpu": _visible_sms,
     "torch": _torch,
     "gpuprof.runtime.providers": _cuda_provider,
     "gpuprof.runtime.gpu_probe": _gpu_probe,
