@@ -11,7 +11,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import gpuprof
 from gpuprof.cli.main import VERBS, build_app, load_verb
 from gpuprof.cli.options import Verbs, check_output_file, check_output_folder, list_words
 from gpuprof.domain.validation import Count, parse_duration
@@ -77,11 +76,6 @@ def test_a_wrong_value_is_reported_under_the_name_of_its_option() -> None:
         Colours(back="red")  # type: ignore[call-arg]
 
 
-def test_every_field_is_documented_by_its_help() -> None:
-    assert "behind\n    Colour behind." in (Colours.__doc__ or "")
-    assert "max_batch\n    Largest batch size." in (gpuprof.PlanningOptions.__doc__ or "")
-
-
 def sections(page: str) -> dict[str, list[str]]:
     """Return the long option names of a help by the heading that they stand under."""
     listed: dict[str, list[str]] = {}
@@ -91,15 +85,6 @@ def sections(page: str) -> dict[str, list[str]]:
         elif listed and (option := re.match(r"│ (?:[* ]  )?(--[\w-]+)", line)):
             listed[list(listed)[-1]].append(option[1])
     return listed
-
-
-def test_the_help_has_a_section_for_each_group_beside_the_other_options() -> None:
-    assert sections(run("--help")[1]) == {
-        "Arguments": [],
-        "Options": ["--coats", "--help"],
-        "Colours": ["--front", "--behind", "--glossy", "--dim", "--brush"],
-        "Times": ["--drying"],
-    }
 
 
 def list_verbs() -> list[tuple[str, Callable[..., None]]]:

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from gpuprof.cli.output import Format, chosen_format, make_columns, mebibytes, percent, print_json, print_rows
+from gpuprof.cli.output import Format, make_columns, mebibytes, percent, print_json, print_rows
 from gpuprof.domain.number_format import number_formatter
-from gpuprof.errors import InputError
 
 ROWS: list[dict[str, object]] = [
     {"model": "resnet50", "latency_ms": 12.3456, "note": ["a"]},
@@ -36,12 +35,6 @@ def test_programs_get_every_field_unrounded(capsys: pytest.CaptureFixture[str]) 
 def test_json_has_null_where_a_number_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"a": float("nan"), "b": [float("inf"), 1.5], "c": (1,)})
     assert json.loads(capsys.readouterr().out) == {"a": None, "b": [None, 1.5], "c": [1]}
-
-
-def test_two_formats_at_once_are_refused() -> None:
-    assert chosen_format(True, False) is Format.JSON
-    with pytest.raises(InputError):
-        chosen_format(True, True)
 
 
 @pytest.mark.parametrize(

@@ -109,13 +109,6 @@ def test_an_unfit_model_keeps_what_serves_it_and_the_others_move(
         assert [server.get(f"/v2/models/{name}/ready")[0] for name in models] == [200, 200, 200]
 
 
-def test_without_a_server_it_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "map.json"
-    path.write_text(json.dumps(map_of({"m": "null:4"}, [replica("m")])))
-    assert main(["apply", str(path), "--port", "1"]) == 1
-    assert "no server of yours listens on port 1" in capfd.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("model", "path", "name", "version"),
     [

@@ -133,20 +133,6 @@ def test_large_tensors_by_many_calls_and_by_a_stream_leave_no_memory_behind(
     assert count_buffered(server) == 0
 
 
-def test_a_server_that_is_told_to_stop_answers_the_calls_that_it_has(tmp_path: Path) -> None:
-    document = map_of({"slow": "null:4"}, [replica("slow", latency_ms=700.0)], slo_ms=60_000.0)
-    with running(tmp_path, document, "--simulate", "--grpc-port", "0") as server:
-        answers: queue.Queue[Any] = queue.Queue()
-        with triton.InferenceServerClient(address_of(server)) as client:
-            tensors = [tensor(np.full((1, 1), number, np.float32)) for number in range(2)]
-            for inputs in tensors:
-                client.async_infer("slow", [inputs], lambda result, error: answers.put((result, error)))
-            while server.get("/v2/models/slow/stats")[1]["model_stats"][0]["inference_count"] < 1:
-                time.sleep(0.02)
-            assert server.stop() == (0, "drained\n")
-            assert all(answers.get(timeout=30)[1] is None for _ in tensors)
-
-
 def test_health_is_told_in_grpcs_own_way(server: RunningServer) -> None:
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc

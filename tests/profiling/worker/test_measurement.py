@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.machine.cgroup import own_cores
 from gpuprof.machine.machine_load import MachineLoad
-from gpuprof.profiling.worker.measurement import Crew, ShareBinding, slices_of
+from gpuprof.profiling.worker.measurement import Crew, ShareBinding
 from gpuprof.profiling.worker.process import Worker
 from gpuprof.profiling.worker.tasks import Loaded, Resident, Sample, WorkerSetup, check_model
 from gpuprof.rules.cpu_slices import CpuSlice
@@ -50,13 +49,6 @@ def test_copies_and_neighbours_run_at_once(model: Path) -> None:
         timings = crew.measure(jobs, QUICK)
     assert len(timings) == 2
     assert all(timing.stats.repeats >= 2 and timing.paused_ms is None for timing in timings)
-
-
-def test_shares_that_do_not_fit_are_refused_before_anything_starts(model: Path) -> None:
-    with pytest.raises(InputError, match="at most 100 percent"):
-        Crew([a_job(model, share=60.0)] * 2)
-    with pytest.raises(InputError, match=r"no MIG instance 1g\.5gb"):
-        slices_of([Share(100.0, "1g.5gb")])
 
 
 def test_a_model_that_the_runtime_refuses_is_the_users_error(tmp_path: Path, model: Path) -> None:

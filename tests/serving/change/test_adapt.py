@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -136,24 +135,6 @@ def test_that_a_model_is_quick_beside_idle_neighbours_makes_no_pair_quick(player
     player.source = "measured"
     player.see(100.0, *[beside(observe_window(100.0, 0.5), 0.5)] * 6)
     assert player.asked[0].beside == {}
-
-
-def test_a_load_that_no_map_bears_is_not_asked_about_again_and_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    player = Played(tmp_path, monkeypatch, finds=False)
-
-    async def judge() -> None:
-        adapter = player.adapter(100.0)
-        adapter._back_off = lambda: setattr(adapter, "_not_before", time.monotonic() + 60.0)  # type: ignore[method-assign]
-        for load in [observe_window(200.0)] * 10 + [observe_window(400.0)] * 2:
-            await adapter.decide({"m": load})
-
-    asyncio.run(judge())
-    assert [load.rates_rps["m"] for load in player.asked] == pytest.approx(
-        [240.0, 480.0]
-    )  # another load is asked about
-    assert player.applied == []
 
 
 @pytest.fixture

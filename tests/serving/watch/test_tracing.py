@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from gpuprof.cli.main import main
 from gpuprof.serving.transport.inference import Inference, RefusedError, StageTimes
 from gpuprof.serving.watch.tracing import SpanTracer
 from tests.serving.running import map_of, replica, running
@@ -148,12 +147,3 @@ def test_a_server_sends_its_spans_to_a_collector(tmp_path: Path, collector: str)
     parents = sorted(span.parent_span_id.hex() for span in spans if span.name == "infer m")
     assert parents == ["", "", "b7ad6b7169203331"]
     assert names.count("infer m") == names.count("queue") == names.count("scatter") == 3
-
-
-def test_what_is_no_address_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import json
-
-    path = tmp_path / "map.json"
-    path.write_text(json.dumps(map_of({"m": "null:4"}, [replica("m")])))
-    assert main(["serve", str(path), "--simulate", "--otlp", "localhost"]) == 3
-    assert "cannot read the address of the collector" in capsys.readouterr().err
