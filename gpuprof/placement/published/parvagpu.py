@@ -21,14 +21,6 @@ from gpuprof.placement.search_space import MIG_PROCESSES
 from gpuprof.placement.segment import Segment, Segments
 from gpuprof.placement.unplaced_reasons import explain_shortfall, explain_unplaced
 
-#: GPUs with at most this many compute slices in use are broken up (Algorithm 2, line 15).
-FRAGMENTED_SLICES = 4
-#: Small enough to fill gaps (§III-E2).
-_SMALL_SLICES = 2
-#: Instances of three slices go to their highest start only, so that slot 3 stays usable (§III-E1); the others go to the
-#: lowest free start.
-_HIGH_SLICES = 3
-
 
 @dataclass(frozen=True, slots=True)
 class _Triplet:
@@ -72,7 +64,8 @@ class _Gpu:
         """Place the segment where it blocks the fewest others, if it fits."""
         profile = device.mig_profile(str(triplet.segment.share.mig))
         starts = legal_starts(device, profile, [place for place, _, _ in self.placed])
-        if triplet.slices == _HIGH_SLICES:
+        # Instances of three slices go to their highest start only, so that slot 3 stays usable (§III-E1).
+        if triplet.slices == 3:
             starts = tuple(start for start in starts if start == profile.start_slots[-1])
         if not starts:
             return False
@@ -230,7 +223,7 @@ def optimize(entry: FleetEntry, gpus: Sequence[_Gpu], movable: frozenset[str]) -
     current = list(gpus)
     debt: dict[str, float] = {}  # by model; a negative value is a surplus (freed_rate of Algorithm 2)
     for position in range(len(gpus) - 1, -1, -1):
-        if position >= len(current) or not 0 < current[position].slices <= FRAGMENTED_SLICES:
+        if position >= len(current) or not 0 < current[position].slices <= 4:  # Algorithm 2, line 15
             continue
         if any(service.demand.model not in movable for _, service, _ in current[position].placed):
             continue
@@ -268,7 +261,7 @@ def _small_segments(service: _Service, owed_rps: float) -> tuple[list[_Triplet] 
     rest, as in LASTSEG; with all segments of the most efficient size, ParvaGPU-single would take eight GPUs for the
     paper's scenario 4, as in its Figure 5, and not seven; no other scenario distinguishes the two.
     """
-    small = [triplet for triplet in service.triplets if triplet.slices <= _SMALL_SLICES]
+    small = [triplet for triplet in service.triplets if triplet.slices <= 2]  # §III-E2
     if not small or service.demand.max_replicas is not None:
         return None, owed_rps
     triplets = []

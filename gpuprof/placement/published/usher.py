@@ -18,12 +18,8 @@ from gpuprof.placement.published.milp import CreqMetric, Requirement, require_gp
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
-#: Maximum multiple of the least replication degree: 1 … 6 times the least serving the rate (§3.3.2).
-_MULTIPLES = 6
 #: Number of configurations of a group above which dominated options are left out.
 _MOST_CONFIGURATIONS = 10_000
-#: Ratio of a model's requirements from which it is heavy in a resource (§3.3.2).
-HEAVY = 1.2
 
 Ablation = Literal["", "CM", "WD", "S"]
 
@@ -98,7 +94,7 @@ class Usher:
     def _options(
         self, problem: Problem, demand: Demand, requirements: Mapping[int, Mapping[str, Requirement]]
     ) -> list[Option]:
-        """Return every {BS, RD} of a model (§3.3.2): RD in multiples of the largest batch's number of replicas."""
+        """Return every {BS, RD} of a model (§3.3.2): RD 1 … 6 times the largest batch's number of replicas."""
         largest = requirements[max(requirements)]
         highest = max(requirement.segment.capacity_rps for requirement in largest.values())
         least = math.ceil(demand.rate_rps / highest * (1 - TOLERANCE))
@@ -107,7 +103,7 @@ class Usher:
         most = min(most, demand.max_replicas or math.inf)
         options = []
         for batch in sorted(requirements):
-            for multiple in range(1, 2 if self.without == "WD" else _MULTIPLES + 1):
+            for multiple in range(1, 2 if self.without == "WD" else 7):
                 option = Option(demand, batch, least * multiple, requirements[batch])
                 serves = option.replicas * option.goodput_rps >= demand.rate_rps * (1 - TOLERANCE)
                 if option.replicas <= most and (is_fixed or serves):
@@ -305,9 +301,10 @@ class Option:
     @property
     def leaning(self) -> Literal["compute", "memory", ""]:
         """Compute-heavy, memory-heavy or neither (line 7)."""
-        if self.creq_pct >= HEAVY * self.mreq_pct:
+        heavy = 1.2  # ratio of the requirements (§3.3.2)
+        if self.creq_pct >= heavy * self.mreq_pct:
             return "compute"
-        return "memory" if self.mreq_pct >= HEAVY * self.creq_pct else ""
+        return "memory" if self.mreq_pct >= heavy * self.creq_pct else ""
 
     @property
     def served_rps(self) -> float:
