@@ -40,8 +40,8 @@ __all__ = ["Evidence", "Violation", "check", "check_layout", "find_excess_time",
 
 _LEAST_SHARE_PCT = 1.0  # of a GPU, MPS's minimum; of a core of a CPU
 _LEAST_LIMIT_BYTES = 1 << 20  # MPS's minimum; any runtime holds more
-#: Rounding of predicted times, and the excess allowed to estimates beyond the measured batches.
-_WORK_ROUNDING, _BEYOND_MEASURED = 0.01, 0.25
+#: Excess of work allowed to estimates beyond the measured batches.
+_BEYOND_MEASURED = 0.25
 
 
 def check(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...]:
@@ -560,7 +560,7 @@ def check_work(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violat
 def _add_work(gpu: Gpu, evidence: Evidence) -> tuple[float, float]:
     """Return a device's seconds of work per second, and the tolerance; excludes unknown work."""
     assert evidence.estimator is not None
-    seconds, slack = [], _WORK_ROUNDING
+    seconds, slack = [], RELATIVE_ROUNDING
     for partition in gpu.partitions:
         for replica in partition.replicas:
             work = board_work(evidence.estimator, replica.model, evidence.devices[gpu.device])

@@ -11,6 +11,7 @@ from typing import Protocol
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.sojourn import Arrivals, BatchServer, queue_of
 from gpuprof.errors import InputError
+from gpuprof.placement.evidence import RELATIVE_ROUNDING
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement, map_replicas
 from gpuprof.placement.problem import Problem
@@ -21,10 +22,8 @@ from gpuprof.placement.unplaced_reasons import with_unplaced
 Gpus = tuple[PlacedGpu, ...]
 _Pools = Mapping[str, Counter[BatchServer]]
 
-#: Relative precision of a pool's largest rate, from below.
-_PRECISION = 0.002
-#: Maximum number of plans with lower rates.
-_ROUNDS = 8
+#: Maximum number of plans with corrected rates.
+MOST_REPLANS = 8
 
 
 @dataclass(slots=True)
@@ -57,7 +56,7 @@ class Pools:
         queueing, pool = queue_of(self.problem.queueing, demand.model), tuple(servers.elements())
         # A closer search is useless where this rate is late.
         idle_rps = NEARLY_IDLE * min(upto_rps, math.fsum(server.capacity_rps for server in pool))
-        return self.problem.limits.largest_rps(queueing, pool, demand.slo, idle_rps, upto_rps, _PRECISION)
+        return self.problem.limits.largest_rps(queueing, pool, demand.slo, idle_rps, upto_rps, RELATIVE_ROUNDING)
 
     def _guess_rps(self, demand: Demand, servers: Counter[BatchServer], late_rps: float) -> float:
         """Return about the largest rate within the SLO by coarse queues, below a rate that is late."""
@@ -70,7 +69,9 @@ class Pools:
             return whole.percentile(demand.slo.percentile)
 
         guess = min(late_rps / capacity_rps, 1.0)
-        return min(find_load(tail_ms, demand.slo.latency_ms, guess) * capacity_rps, late_rps * (1.0 - _PRECISION))
+        return min(
+            find_load(tail_ms, demand.slo.latency_ms, guess) * capacity_rps, late_rps * (1.0 - RELATIVE_ROUNDING)
+        )
 
     def servers(self, gpus: Sequence[PlacedGpu]) -> dict[str, Counter[BatchServer]]:
         """Return the replicas of each model as servers, slowed by their neighbours."""
@@ -196,7 +197,7 @@ class PooledPolicy:
         planned = {demand.model: demand.rate_rps for demand in problem.demands}
         enough = dict(planned)
         gpus = split.gpus
-        for _ in range(_ROUNDS):
+        for _ in range(MOST_REPLANS):
             lower = _lower_rates(problem, pools, gpus, planned, enough)
             if limit.is_over or lower == planned:
                 break

@@ -40,15 +40,13 @@ from gpuprof.placement.optimal.program_plan import bound_goodput, plan_by_progra
 from gpuprof.placement.optimal.shared_workers import list_shareable, share_workers
 from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.planned_workloads import planned_ms
-from gpuprof.placement.pool import Gpus
+from gpuprof.placement.pool import MOST_REPLANS, Gpus
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import EXACT
 from gpuprof.placement.rate_limit import RATE_PRECISION
 from gpuprof.placement.segment import PooledSegments, Segment, Segments
 from gpuprof.placement.unplaced_reasons import with_reasons, with_unplaced
 
-#: Maximum number of programs for demands whose replicas are together too slow.
-_MOST_REPAIRS = 8
 #: Plans a problem anew.
 Planner = Callable[[Problem], Placement]
 
@@ -300,7 +298,7 @@ class Search:
         """
         problem = segments.problem
         rates = {demand.model: demand.rate_rps for demand in problem.demands}
-        for _ in range(_MOST_REPAIRS):
+        for _ in range(MOST_REPLANS):
             gpus = place([replace(demand, rate_rps=rates[demand.model]) for demand in problem.demands])
             # Where there are devices enough, a map that serves less is only repaired.
             placement = self._judge.settle(gpus, method, is_rough=not self._is_counted)

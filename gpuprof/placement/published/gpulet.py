@@ -29,10 +29,6 @@ _SPLITS_PCT = (20.0, 40.0, 50.0)
 SIZES_PCT = tuple(sorted({*_SPLITS_PCT, *(100.0 - size for size in _SPLITS_PCT), 100.0}))
 
 
-#: Maximum number of evaluated duty cycles of a gpu-let, most spare time first: queues are solved for each.
-_MOST_CYCLES = 3
-
-
 @dataclass(slots=True)
 class _Gpu:
     entry: FleetEntry
@@ -182,7 +178,7 @@ class _OpenGpus:
         if not all(demand.latency_ms for demand in turn_demands):
             return None
         other_replicas = [replica for place, gpulet in enumerate(gpu.lets) if place != number for replica in gpulet]
-        for cycle in list_duty_cycles(turn_demands)[:_MOST_CYCLES]:
+        for cycle in list_duty_cycles(turn_demands):
             replicas = tuple(
                 PlacedReplica(model, batch, 1, share, rate_rps, turns=number + 1)
                 for (model, rate_rps), batch in zip(rates, cycle.batches, strict=True)
