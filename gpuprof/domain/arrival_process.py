@@ -55,7 +55,8 @@ class DeterministicArrivals:
 
     def stream(self, random: np.random.Generator) -> ArrivalStream:
         """Return the times; nothing is random in them."""
-        return _DeterministicStream(NS_PER_S / self.rate_rps)
+        gap = NS_PER_S / self.rate_rps
+        return _IndexedStream(lambda begin, end: _round_times(np.rint(np.arange(begin + 1, end + 1) * gap)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class MmppArrivals:
         calm = self.rate_rps / mean / NS_PER_S
         state = int(random.random() * (self.burst_s + self.calm_s) < self.burst_s)
         clock = _MmppClock(random, (calm, calm * self.ratio), (self.calm_s * NS_PER_S, self.burst_s * NS_PER_S), state)
-        return _ModulatedPoissonStream(random, clock.time_of)
+        return _RenewalStream(random.standard_exponential, clock.time_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ class DiurnalArrivals:
             periods, part = np.divmod(events / expected, 1.0)
             return np.asarray(period * (periods + np.interp(part, load, phase)))
 
-        return _ModulatedPoissonStream(random, time_of)
+        return _RenewalStream(random.standard_exponential, time_of)
 
 
 # The generated __eq__ would compare arrays, and an array of truth values is neither true nor false.
@@ -155,7 +156,7 @@ class RecordedArrivals:
 
     def stream(self, random: np.random.Generator) -> ArrivalStream:
         """Return the times; nothing is random in them."""
-        return _RecordedStream(self.times)
+        return _IndexedStream(lambda begin, end: self.times[begin:end])
 
 
 def scale_to_rate(process: ArrivalProcess, rate_rps: float) -> ArrivalProcess:
@@ -171,33 +172,33 @@ def _round_times(times: Floats) -> Times:
     return np.minimum(times, _FURTHEST).astype(np.int64)
 
 
-class _DeterministicStream:
-    """Multiples of a gap; a running sum would drift."""
+class _IndexedStream:
+    """Times that follow from their positions in the stream; a running sum of a fixed gap would drift."""
 
-    def __init__(self, gap: float) -> None:
-        self._gap = gap
-        self._taken = 0
+    def __init__(self, times_between: Callable[[int, int], Times]) -> None:
+        self._times_between = times_between
+        self._position = 0
 
     def take(self, count: int) -> Times:
         """Return the next ``count`` times, in nanoseconds."""
-        positions = np.arange(self._taken + 1, self._taken + count + 1)
-        self._taken += count
-        return _round_times(np.rint(positions * self._gap))
+        piece = self._times_between(self._position, self._position + count)
+        self._position += len(piece)
+        return piece
 
 
 class _RenewalStream:
-    """Running sum of gaps; the fraction of the last nanosecond is kept, so rates are exact."""
+    """Running sum of gaps, mapped to time by ``time_of``; the fraction of the last nanosecond is kept."""
 
-    def __init__(self, gaps: Callable[[int], Floats]) -> None:
-        self._gaps = gaps
+    def __init__(self, gaps: Callable[[int], Floats], time_of: Callable[[Floats], Floats] | None = None) -> None:
+        self._gaps, self._time_of = gaps, time_of
         self._last = 0.0
 
     def take(self, count: int) -> Times:
         """Return the next ``count`` times, in nanoseconds."""
-        times = self._last + np.cumsum(self._gaps(count))
+        sums = self._last + np.cumsum(self._gaps(count))
         if count:
-            self._last = float(times[-1])
-        return _round_times(times)
+            self._last = float(sums[-1])
+        return _round_times(sums if self._time_of is None else self._time_of(sums))
 
 
 class _BatchStream:
@@ -213,22 +214,6 @@ class _BatchStream:
         times = np.concatenate([self._left, np.repeat(self._stream.take(groups), self._size)])
         self._left = times[count:]
         return times[:count]
-
-
-class _ModulatedPoissonStream:
-    """A Poisson process of rate 1 in expected events, mapped to time by ``time_of``."""
-
-    def __init__(self, random: np.random.Generator, time_of: Callable[[Floats], Floats]) -> None:
-        self._random = random
-        self._time_of = time_of
-        self._expected = 0.0
-
-    def take(self, count: int) -> Times:
-        """Return the next ``count`` times, in nanoseconds."""
-        events = self._expected + np.cumsum(self._random.standard_exponential(count))
-        if count:
-            self._expected = float(events[-1])
-        return _round_times(self._time_of(events))
 
 
 class _MmppClock:
@@ -276,18 +261,6 @@ class _MmppClock:
         self._times = np.append(self._times, self._times[-1] + np.cumsum(durations))
         self._events = np.append(self._events, self._events[-1] + np.cumsum(expected))
         self._state = (self._state + len(stays)) % 2
-
-
-class _RecordedStream:
-    def __init__(self, times: Times) -> None:
-        self._times = times
-        self._position = 0
-
-    def take(self, count: int) -> Times:
-        """Return the next ``count`` times, in nanoseconds."""
-        piece = self._times[self._position : self._position + count]
-        self._position += len(piece)
-        return piece
 
 
 FORMS = {

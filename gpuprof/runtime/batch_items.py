@@ -20,7 +20,7 @@ from onnx import TypeProto
 from gpuprof.errors import GpuprofError
 from gpuprof.graph.dims import batch_axes
 from gpuprof.graph.served_interface import find_unbatched
-from gpuprof.runtime.outputs import is_close, to_numbers
+from gpuprof.runtime.outputs import QUANTISED_TOLERANCE, is_close, to_numbers
 from gpuprof.runtime.providers import ORT_CPU
 
 Array = npt.NDArray[np.generic]
@@ -30,9 +30,6 @@ Arrays = Mapping[str, Array]
 #: order of additions; on GPUs TF32 keeps three digits. Mixing changes outputs by about as much as their values.
 TOLERANCE = {"float16": 5e-2, "bfloat16": 2e-1}
 _TOLERANCE = 1e-2
-#: Rounding of a model that quantises by a batch's largest value depends slightly on the batch's other items.
-_QUANTISED_TOLERANCE = 1e-1
-_QUANTISING = "DynamicQuantize"
 #: Batch size of the test.
 ITEMS = 2
 #: Seeds of the inputs; mixing must show for all seeds. An index, for example, may differ by chance between nearly equal
@@ -117,7 +114,7 @@ def mixed_output(path: Path) -> str | None:
     refusals: tuple[type[Exception], ...] = (GpuprofError, *runtime_errors())
     try:
         graph = load_runnable(path, ITEMS)
-        quantised = any(op.op_type.startswith(_QUANTISING) for op in graph.ops)
+        quantised = any(op.op_type.startswith("DynamicQuantize") for op in graph.ops)
         return first_mixed(run, lambda seed: random_inputs(graph, seed), axes, quantised=quantised)
     except refusals:
         return None
@@ -187,7 +184,7 @@ def _is_close(expected: Array, actual: Array, quantised: bool) -> bool:
     kind = str(expected.dtype)
     if expected.dtype.kind != "f" and kind != "bfloat16":
         return is_close(expected, actual, None)
-    return is_close(expected, actual, max(TOLERANCE.get(kind, _TOLERANCE), _QUANTISED_TOLERANCE if quantised else 0.0))
+    return is_close(expected, actual, max(TOLERANCE.get(kind, _TOLERANCE), QUANTISED_TOLERANCE if quantised else 0.0))
 
 
 #: Below the database: a file for each model's content.

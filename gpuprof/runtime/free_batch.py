@@ -19,15 +19,12 @@ from gpuprof.graph.dims import batch_axes, declared_dims
 from gpuprof.graph.file import OnnxFile, read_onnx
 from gpuprof.graph.inputs import random_inputs
 from gpuprof.graph.load import load_graph
-from gpuprof.runtime.outputs import is_close
+from gpuprof.runtime.outputs import QUANTISED_TOLERANCE, is_close
 from gpuprof.runtime.session import open_session, translate_error
 
 Array = npt.NDArray[np.generic]
 #: Largest difference allowed, relative to an output's largest value: a runtime adds in another order at another batch.
 TOLERANCE = {"float64": 1e-3, "float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
-#: Another order of operations can move an eight-bit rounding by a step, and later layers propagate the difference.
-_QUANTISED_TOLERANCE = 1e-1
-_QUANTISING = "Quantize"
 _PROOF_BATCH = 3
 
 
@@ -129,8 +126,8 @@ def _verify_equivalence(file: OnnxFile, free: Path, rewrite: BatchRewrite) -> No
     names = [output.name for output in original.get_outputs()]
     batched = random_inputs(load_graph(free, _PROOF_BATCH * rewrite.batch))
     inputs = random_inputs(load_graph(file.path, rewrite.batch))
-    is_rounding = any(_QUANTISING in node.op_type or "QLinear" in node.op_type for node in file.model.graph.node)
-    floor = _QUANTISED_TOLERANCE if is_rounding else 0.0
+    is_rounding = any("Quantize" in node.op_type or "QLinear" in node.op_type for node in file.model.graph.node)
+    floor = QUANTISED_TOLERANCE if is_rounding else 0.0
 
     def compare(session: Any, samples: dict[str, Array], outputs: list[Array], blocks: int, location: str) -> None:
         """Compare the outputs of a batch with the outputs of a session for each of its equal blocks alone."""

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 
+#: Largest difference of the outputs of a quantising model, relative to the largest value. Another order of operations
+#: can move a rounding by a step, which later layers propagate; rounding by the largest value depends on all items.
+QUANTISED_TOLERANCE = 1e-1
+
+
 def is_sequence_of_maps(onnx_type: str) -> bool:
     """Return whether an output, by its type as written by ONNX Runtime, has a map per item, as ZipMap gives."""
     return onnx_type.startswith("seq(map(")
