@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,8 +57,10 @@ def simulate(
         )
     if verdicts.output is not None:
         result.write(verdicts.output)
-    if result.is_comparison:
-        show_comparison(result, chosen)
+    if result.is_comparison and chosen is Format.JSON:
+        print_json(result.document())
+    elif result.is_comparison:
+        print_rows(result.rows(), _POLICIES, chosen)
     else:
         show_outcome(result, chosen, verdicts.verbose)
         if not verdicts.no_fail:
@@ -88,8 +91,6 @@ _POLICIES = make_columns(
 
 def show_outcome(result: SimulateResult, chosen: Format, verbose: bool = False) -> None:
     """Print the verdicts and, if ``verbose``, tables of all figures; as JSON everything, as CSV the models."""
-    from dataclasses import asdict
-
     if chosen is Format.JSON:
         print_json(result.document())
         return
@@ -105,8 +106,6 @@ def show_outcome(result: SimulateResult, chosen: Format, verbose: bool = False) 
 
 
 def _show_tables(outcome: SimulationOutcome) -> None:
-    from dataclasses import asdict
-
     typer.echo()
     print_rows([asdict(model) for model in (*outcome.models, *outcome.chains)], _MODELS, Format.TABLE)
     typer.echo()
@@ -118,14 +117,6 @@ def _show_tables(outcome: SimulationOutcome) -> None:
         print_rows([asdict(epoch) for epoch in outcome.epochs], _EPOCHS, Format.TABLE, "Maps")
         hours = sum(epoch.gpus * (epoch.end_s - epoch.begin_s) for epoch in outcome.epochs) / 3600.0
         say_note(f"{count_of(len(outcome.epochs), 'map')}, {hours:.4g} device hours")
-
-
-def show_comparison(result: SimulateResult, chosen: Format) -> None:
-    """Print each policy's result for the same load; as JSON everything."""
-    if chosen is Format.JSON:
-        print_json(result.document())
-    else:
-        print_rows(result.rows(), _POLICIES, chosen)
 
 
 def _show_stages(models: Sequence[ModelOutcome]) -> None:

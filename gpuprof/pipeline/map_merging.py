@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from gpuprof.domain.deployment import DeploymentMap, ModelFile, RequestedModel
 from gpuprof.domain.sojourn import ModelQueues
 from gpuprof.errors import GpuprofError, InputError
 from gpuprof.graph.file import read_onnx
+from gpuprof.pipeline.problem import plan_map
 from gpuprof.placement.problem import Problem
 from gpuprof.rules.merged_estimate import estimate_merged
 
@@ -24,35 +25,24 @@ if TYPE_CHECKING:
 _LONGEST_NAME = 80
 
 
-@dataclass(frozen=True, slots=True)
-class MergedPlan:
-    """A plan with merged models, and a line for people on each merge and on each unmerged model."""
-
-    problem: Problem  #: Has the demand of each merged model in place of its members'.
-    deployment: DeploymentMap
-    notes: tuple[str, ...]
-
-
-def merge_models(problem: Problem, policy: Policy, deployment: DeploymentMap, output: Path) -> MergedPlan:
-    """Merge models that share a device and weights, each set in turn, wherever the plan becomes no worse.
+class MapMerger:
+    """Merges models that share a device and weights, each set in turn, wherever the plan becomes no worse.
 
     The merged files are written to the folder of ``output``, the future path of the map. Models whose merge cannot be
-    planned within the tightest of their SLOs, saves nothing or fails stay separate, with the reason.
-    Raises `InputError` when the files cannot be written there.
+    planned within the tightest of their SLOs, saves nothing or fails stay separate, with the reason. ``problem`` and
+    ``deployment`` have each merged model in place of its members.
     """
-    merging = _MapMerger(problem, policy, deployment, output)
-    notes = list(merging.run()) or ["nothing to merge: no two models share a device"]
-    return MergedPlan(merging.problem, merging.deployment, tuple(notes))
 
-
-class _MapMerger:
     def __init__(self, problem: Problem, policy: Policy, deployment: DeploymentMap, output: Path) -> None:
         self.problem, self.deployment = problem, deployment
         self._estimator = problem.estimator
         self._policy, self._output = policy, output
 
     def run(self) -> Iterator[str]:
-        """Merge what pays, and yield a line on each decision."""
+        """Merge what pays, and yield a line on each decision.
+
+        Raises `InputError` when the files cannot be written.
+        """
         tried_groups: set[tuple[str, ...]] = set()
         for device, batches in _list_shared_devices(self.deployment):
             models = tuple(m for m in batches if (model := self.deployment.models.get(m)) and not model.members)
@@ -112,8 +102,6 @@ class _MapMerger:
         return reason
 
     def _plan_anew(self, name: str, proposal: MergedInMemory, file: Path) -> str | None:
-        from gpuprof.pipeline.problem import plan_map
-
         before, members = self.deployment, set(proposal.report.models)
         demands = [demand for demand in self.problem.demands if demand.model in members]
         fields = set(RequestedModel.model_fields)

@@ -37,6 +37,7 @@ from gpuprof.pipeline.arguments import (
     resolve_map,
 )
 from gpuprof.pipeline.chains import divide_by_time, divide_slos
+from gpuprof.pipeline.map_merging import MapMerger
 from gpuprof.pipeline.problem import DEFAULT_LIMIT_S, PlanningOptions, build_problem, plan_map
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.pipeline.settings import Settings, option
@@ -98,7 +99,44 @@ class PlaceResult(Result):
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each replica: its place, share and batch, and its predicted figures."""
-        return replica_rows(self.deployment)
+        rows = []
+        for node, gpu, partition, replica in self.deployment.places():
+            predicted = replica.predicted
+            row: dict[str, object] = {
+                "node": node.name,
+                "gpu": gpu.index,
+                "device": gpu.device,
+                "mig": None if partition.mig is None else f"{partition.mig.profile}@{partition.mig.start}",
+                "model": replica.model,
+                "share_pct": replica.sm_share_pct,
+                "turns": replica.turns or None,
+                "processes": replica.processes,
+                "batch": replica.batch,
+                "rate_rps": replica.rate_rps,
+                "latency_ms": predicted.latency_ms,
+                "p99_ms": predicted.p99_ms,
+                "slo_ms": self.deployment.models[replica.model].slo_ms,
+                "utilization_pct": None if predicted.utilization is None else 100.0 * predicted.utilization,
+                "goodput_rps": predicted.goodput_rps,
+                "source": predicted.source,
+            }
+            if (creq := predicted.creq) is not None:
+                low, high = creq.interval_pct or (None, None)
+                cells = {
+                    "metric": creq.metric,
+                    "pct": creq.pct,
+                    "low_pct": low,
+                    "high_pct": high,
+                    "source": creq.source,
+                }
+                row |= {f"creq_{name}": value for name, value in cells.items()}
+            if (mreq := predicted.mreq) is not None:
+                low, high = mreq.interval_bytes or (None, None)
+                cells = {"bytes": mreq.bytes, "low_bytes": low, "high_bytes": high, "source": mreq.source}
+                row |= {f"mreq_{name}": value for name, value in cells.items()}
+            members = self.deployment.models[replica.model].members
+            rows.append(row | ({"merged": list(members)} if members else {}))
+        return rows
 
     def configurations(self) -> Mapping[str, str]:
         """Return the planned configurations of a Triton repository by their path below it; empty without one."""
@@ -221,11 +259,9 @@ def place(
             deployment = plan_map(planned, chosen)
     if output.merge and (output.best_effort or not deployment.unplaced):
         progress(Progress("merging models", 2, steps))
-        from gpuprof.pipeline.map_merging import merge_models
-
-        merged = merge_models(problem, chosen, deployment, output.path)
-        problem, deployment = merged.problem, merged.deployment
-        notes.add(*merged.notes)
+        merger = MapMerger(problem, chosen, deployment, output.path)
+        notes.add(*(list(merger.run()) or ["nothing to merge: no two models share a device"]))
+        problem, deployment = merger.problem, merger.deployment
     deployment = add_interval_ends(problem, chosen, deployment, limit)
     notes.add(
         *(f"{item.model}: {item.rate_rps:g} requests/s cannot be served: {item.reason}" for item in deployment.unplaced)
@@ -291,42 +327,6 @@ def _describe_best(best: Placement) -> str:
     return text if best.lower_bound_gpus is None else f"{text}, at least {best.lower_bound_gpus}"
 
 
-def replica_rows(deployment: DeploymentMap) -> list[dict[str, object]]:
-    """Return a record for each replica of a map."""
-    rows = []
-    for node, gpu, partition, replica in deployment.places():
-        predicted = replica.predicted
-        row: dict[str, object] = {
-            "node": node.name,
-            "gpu": gpu.index,
-            "device": gpu.device,
-            "mig": None if partition.mig is None else f"{partition.mig.profile}@{partition.mig.start}",
-            "model": replica.model,
-            "share_pct": replica.sm_share_pct,
-            "turns": replica.turns or None,
-            "processes": replica.processes,
-            "batch": replica.batch,
-            "rate_rps": replica.rate_rps,
-            "latency_ms": predicted.latency_ms,
-            "p99_ms": predicted.p99_ms,
-            "slo_ms": deployment.models[replica.model].slo_ms,
-            "utilization_pct": None if predicted.utilization is None else 100.0 * predicted.utilization,
-            "goodput_rps": predicted.goodput_rps,
-            "source": predicted.source,
-        }
-        if (creq := predicted.creq) is not None:
-            low, high = creq.interval_pct or (None, None)
-            cells = {"metric": creq.metric, "pct": creq.pct, "low_pct": low, "high_pct": high, "source": creq.source}
-            row |= {f"creq_{name}": value for name, value in cells.items()}
-        if (mreq := predicted.mreq) is not None:
-            low, high = mreq.interval_bytes or (None, None)
-            cells = {"bytes": mreq.bytes, "low_bytes": low, "high_bytes": high, "source": mreq.source}
-            row |= {f"mreq_{name}": value for name, value in cells.items()}
-        members = deployment.models[replica.model].members
-        rows.append(row | ({"merged": list(members)} if members else {}))
-    return rows
-
-
 def add_interval_ends(problem: Problem, policy: Policy, deployment: DeploymentMap, spent: Limit) -> DeploymentMap:
     """Return the map with the policy's plans at both ends of the estimates' intervals.
 
@@ -344,7 +344,13 @@ def add_interval_ends(problem: Problem, policy: Policy, deployment: DeploymentMa
     predictions = [replica.predicted for *_, replica in deployment.places()]
     if all(prediction.latency_ms_interval is None or _is_observed(prediction) for prediction in predictions):
         return deployment
-    upper = _as_planned(deployment) if _is_planned_at_upper_ends(problem, deployment) else None
+    upper = None
+    if _is_planned_at_upper_ends(problem, deployment):
+        upper = PlanAtEnds(
+            gpus=deployment.predicted.gpus,
+            served_rps=math.fsum(replica.rate_rps for *_, replica in deployment.places()),
+            lower_bound_gpus=deployment.predicted.lower_bound_gpus,
+        )
     if spent.is_over:
         return _with_ends(deployment, None, upper)
     left_s = DEFAULT_LIMIT_S if spent.left_s is None else min(DEFAULT_LIMIT_S, spent.left_s)
@@ -372,14 +378,6 @@ def _is_planned_at_upper_ends(problem: Problem, deployment: DeploymentMap) -> bo
     return problem.options.confidence is None and not any(
         replica.predicted.latency_ms_interval is not None and _is_observed(replica.predicted)
         for *_, replica in deployment.places()
-    )
-
-
-def _as_planned(deployment: DeploymentMap) -> PlanAtEnds:
-    return PlanAtEnds(
-        gpus=deployment.predicted.gpus,
-        served_rps=math.fsum(replica.rate_rps for *_, replica in deployment.places()),
-        lower_bound_gpus=deployment.predicted.lower_bound_gpus,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -114,7 +114,10 @@ def _restore_estimator(
     note: NoteCallback,
 ) -> tuple[Estimator, TriedRuns]:
     """Return an estimator of a map's services, and the database's records of their successful and failed runs."""
-    settings, sources = deployment.planned_with, source_models(deployment)
+    settings = deployment.planned_with
+    # Names of the map's models in the database, with their sizes.
+    sources = {name: mixed_name(model.source_model or name, model.dims) for name, model in deployment.requested.items()}
+    parts = list(dict.fromkeys(name for source in sources.values() for name, _ in name_parts(source)))
     runtime = times.runtime or settings.runtime
     execution = parse_execution(times.precision or settings.precision, runtime, settings.host_us)
     # Only models that the database lacks: measurements of a name take precedence over predictions from its file.
@@ -125,7 +128,7 @@ def _restore_estimator(
     if times.estimator is None:
         require_importable("estimator", settings.estimator)
     estimator = measured if source == DEFAULT else make_named_estimator(source, database, graphs)
-    tried = name_tried_services(collect_tried_runs(measured.known, _list_parts(sources.values())), sources)
+    tried = name_tried_services(collect_tried_runs(measured.known, parts), sources)
     files = {name: model.file for name, model in deployment.models.items()}
     return estimate_merged(name_services(estimator, sources), files), tried
 
@@ -172,15 +175,6 @@ def time_map_by(
 
     evidence = collect_map_evidence(deployment, base, OtherTimes(db=db, estimator=estimator), note=note)
     return retime_map(deployment, evidence, identify(estimator))
-
-
-def source_models(deployment: DeploymentMap) -> dict[str, str]:
-    """Return the name of each of the map's models in the kernel database, with its sizes."""
-    return {name: mixed_name(demand.source_model or name, demand.dims) for name, demand in deployment.requested.items()}
-
-
-def _list_parts(sources: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(name for source in sources for name, _ in name_parts(source)))
 
 
 def restore_policy(deployment: DeploymentMap) -> Policy:
