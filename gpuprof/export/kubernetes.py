@@ -95,7 +95,9 @@ def ask_machine(node: Node, file_bytes: Mapping[str, int]) -> PodResources:
     replicas = [(gpu, replica) for gpu in node.gpus for part in gpu.partitions for replica in part.replicas]
     processes = sum(replica.processes for _, replica in replicas)
     # A thread that waits for a GPU does so awake, in CUDA's default: its core is busy for as long as the batch runs.
-    busy = math.fsum(min(1.0, _busy_part(replica)) * replica.processes for _, replica in replicas)
+    # Processes of unknown utilization count as busy.
+    utilizations = [(replica.predicted.utilization, replica.processes) for _, replica in replicas]
+    busy = math.fsum((1.0 if part is None else min(1.0, part)) * count for part, count in utilizations)
     workers = sum(
         item.processes * (_CPU_PROCESS_BYTES if is_host(gpu) else _GPU_PROCESS_BYTES) for gpu, item in replicas
     )
@@ -121,11 +123,6 @@ def ask_machine(node: Node, file_bytes: Mapping[str, int]) -> PodResources:
         most_cores=cores or math.ceil(2 * _SERVER_CORES) + processes,
         source=f"processor: {cores_from}; memory: {memory_from}",
     )
-
-
-def _busy_part(replica: Replica) -> float:
-    """Return the busy part of the time of a replica's processes; 1 where unknown."""
-    return 1.0 if replica.predicted.utilization is None else replica.predicted.utilization
 
 
 def _find_model_bytes(gpu: Gpu, replica: Replica, file_bytes: Mapping[str, int]) -> int:

@@ -58,7 +58,7 @@ def list_measured_models(db: PathArgument | None = None) -> TableResult:
 
     Raises `InputError` when there is no database.
     """
-    answer = run_query(_open(db), _LISTING)
+    answer = run_query(open_existing(database_path(db)), _LISTING)
     place = answer.columns.index("shares")
     values = tuple((*row[:place], sorted(row[place], key=_share_order), *row[place + 1 :]) for row in answer.rows)
     return TableResult(columns=answer.columns, values=values)
@@ -91,7 +91,7 @@ def query_database(statement: str, *, db: PathArgument | None = None) -> TableRe
     >>> gpuprof.query_database("select model, batch from models", db=folder / "db").rows()
     [{'model': 'mlp', 'batch': 1}]
     """
-    answer = run_query(_open(db), statement)
+    answer = run_query(open_existing(database_path(db)), statement)
     values = tuple(tuple(map(_plain_value, row)) for row in answer.rows)
     return TableResult(columns=tuple(_distinct(answer.columns)), values=values)
 
@@ -101,7 +101,7 @@ def compact_database(db: PathArgument | None = None) -> Compaction:
 
     Raises `InputError` when there is no database, or the database cannot be written.
     """
-    return merge_segments(_open(db))
+    return merge_segments(open_existing(database_path(db)))
 
 
 def import_measurements(
@@ -143,10 +143,6 @@ def import_measurements(
             f"known: {', '.join(sorted(IMPORTERS))}; name a file to have it told why",
         )
     return ImportResult(files=imported)
-
-
-def _open(db: PathArgument | None) -> KernelDb:
-    return open_existing(database_path(db))
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

@@ -502,7 +502,10 @@ def load(
         timed = time_map_by(resolved, estimator, optional_path(db), base, notes.add)
         predictions = predict_load(timed, streams, settings)
     time_s = f"{settings.warmup_s:g} + {settings.duration_s:g} s"
-    notes.add(f"sending {_describe(streams)} to {server} for {time_s}")
+    requests = ", ".join(
+        f"{s.model} {s.concurrency} at a time" if s.concurrency else f"{s.model} {s.rate_rps:.4g}/s" for s in streams
+    )
+    notes.add(f"sending {requests} to {server} for {time_s}")
     # Cores of the workers, which the client must avoid; empty unless server and client run on the same machine.
     cores = worker_cores(resolved) if resolved is not None and _is_local(target.host) else frozenset()
     schedules = plan_load(target, streams, settings)
@@ -589,15 +592,6 @@ def _list_warnings(measured: LoadResult) -> Iterator[str]:
             yield f"{result.model}: the client sent late (p99 {lag_ms:.1f} ms): it is part of these latencies"
     if (remark := _describe_stolen(measured.outcome.stolen)) is not None:
         yield f"while requests were sent, {remark}"
-
-
-def _describe(streams: Sequence[RequestStream]) -> str:
-    return ", ".join(
-        f"{stream.model} {stream.concurrency} at a time"
-        if stream.concurrency
-        else f"{stream.model} {stream.rate_rps:.4g}/s"
-        for stream in streams
-    )
 
 
 @contextmanager

@@ -490,7 +490,9 @@ def find_fleet(
     else:
         words = {item.strip().lower() for item in source.split(",")}
         fleet = parse_fleet(source, find, _priced_devices(find, own_devices, planning, note) if ANY in words else ())
-    _note_unpriced(fleet, note)
+    unpriced = [entry.device.name for entry in fleet.entries if entry.device.price_per_hour is None]
+    if unpriced and len(unpriced) < len(fleet.entries):
+        note(f"without a price, counted as 1 $/h: {', '.join(unpriced)}; a fleet.toml can give one")
     return fleet
 
 
@@ -522,13 +524,6 @@ def _priced_devices(
     if lacking:
         note(f"left out, without {execution.precision} arithmetic: {', '.join(lacking)}")
     return [device for device in priced if device.name not in lacking]
-
-
-def _note_unpriced(fleet: Fleet, note: NoteCallback) -> None:
-    """Note devices without a price, which are planned at 1 $/h, in a fleet with prices."""
-    unpriced = [entry.device.name for entry in fleet.entries if entry.device.price_per_hour is None]
-    if unpriced and len(unpriced) < len(fleet.entries):
-        note(f"without a price, counted as 1 $/h: {', '.join(unpriced)}; a fleet.toml can give one")
 
 
 #: The default arrivals of a plan.
