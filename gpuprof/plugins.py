@@ -134,4 +134,5 @@ def _import(kind: str, target: str) -> Any:
     try:
         return getattr(module, attribute)
     except AttributeError:
-        raise InputError(f"{module_name} has no {attribute!r}", _name_form(kind)) from None
+        message = f"cannot find the {kind} {target!r}: the module {module_name!r} has no class {attribute!r}"
+        raise InputError(message, _name_form(kind)) from None

@@ -11,9 +11,11 @@ import typer
 from gpuprof.cli.options import Verbs, duration_option, output_option
 from gpuprof.cli.output import Column, Format, make_columns, print_rows, print_text, say_note, show_progress
 from gpuprof.domain.number_format import number_formatter
+from gpuprof.domain.plural import count_of
+from gpuprof.errors import PluginError
 
 if TYPE_CHECKING:
-    from gpuprof.lab.laboratory import DrawnFigure, LabSettings
+    from gpuprof.lab.laboratory import DrawnFigure
 
 app = Verbs(help="Run scheduling experiments: papers' scenarios and figures, any policy.")
 
@@ -46,12 +48,6 @@ def _split(texts: Sequence[str] | None) -> list[str]:
     return [name.strip() for text in texts or () for name in text.split(",") if name.strip()]
 
 
-def _make_settings(data: Path | None, jobs: int, limit_s: float | None) -> LabSettings:
-    from gpuprof.lab.laboratory import LabSettings
-
-    return LabSettings(data=data, jobs=jobs, time_limit_s=limit_s)
-
-
 @app.command("run")
 def run_suites(
     suites: Annotated[
@@ -78,10 +74,9 @@ def run_suites(
     chosen: Format = Format.TABLE,
 ) -> None:
     """Place each scenario of SUITEs by each policy, simulate the maps, and compare."""
-    from gpuprof.lab.laboratory import run, write_page
+    from gpuprof.lab.laboratory import LabSettings, run, write_page
     from gpuprof.placement.policies import DEFAULT
 
-    settings = _make_settings(data, jobs, time_limit)
     with show_progress() as show:
         result = run(
             suites,
@@ -89,18 +84,20 @@ def run_suites(
             estimators=_split(estimator),
             vary=vary or (),
             seeds=seeds,
-            settings=settings,
+            settings=LabSettings(data=data, jobs=jobs, time_limit_s=time_limit),
             progress=show,
         )
     rows = result.rows()
     print_rows(rows, _COLUMNS, chosen)
     if chosen is Format.TABLE:
-        reasons = {(row["policy"], str(row["reason"])): row for row in rows if row["reason"]}
-        say_note(
-            *(f"{policy}, {row['suite']}/{row['scenario']}: {reason}" for (policy, reason), row in reasons.items())
+        reasons = (
+            f"{row['policy']}, {row['suite']}/{row['scenario']}: {row['reason']}" for row in rows if row["reason"]
         )
+        say_note(*dict.fromkeys(reasons))
     if output is not None:
         say_note(f"wrote {write_page(output, result)}")
+    if failed := sum(bool(record.get("has_failed")) for record in result.records):
+        raise PluginError(f"a policy or estimator failed in {failed} of {count_of(len(rows), 'cell')}")
 
 
 @app.command("figure")
@@ -116,9 +113,9 @@ def draw_figures(
     chosen: Format = Format.TABLE,
 ) -> None:
     """Reproduce the papers' figures, also with further policies; compare each published number with ours."""
-    from gpuprof.lab.laboratory import draw, write_page
+    from gpuprof.lab.laboratory import LabSettings, draw, write_page
 
-    settings = _make_settings(data, jobs, time_limit)
+    settings = LabSettings(data=data, jobs=jobs, time_limit_s=time_limit)
     with show_progress() as show:
         result = draw(names, _split(policy), settings=settings, progress=show)
     if chosen is Format.TABLE:

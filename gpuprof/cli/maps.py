@@ -32,7 +32,8 @@ def check(
     rows = result.rows()
     if chosen is Format.JSON:
         basis = record_basis(result.deployment)
-        print_json({"map": str(map_file), "sound": result.is_sound, "basis": basis, "violations": rows})
+        verdict = {"sound": result.is_sound, "believes_times": result.believes_times}
+        print_json({"map": str(map_file), **verdict, "basis": basis, "violations": rows})
     elif chosen is Format.CSV:
         print_rows(rows, _FAULTS, chosen)
     elif rows:
@@ -40,7 +41,8 @@ def check(
     else:
         replicas = sum(1 for _ in result.deployment.places())
         devices = count_of(result.deployment.predicted.gpus, "device")
-        sys.stdout.write(f"{map_file} is sound: {count_of(replicas, 'replica')} on {devices}\n")
+        condition = " if its written times are right" if result.believes_times else ""
+        sys.stdout.write(f"{map_file} is sound{condition}: {count_of(replicas, 'replica')} on {devices}\n")
     result.raise_if_broken()
 
 

@@ -84,9 +84,8 @@ def describe_certainty(deployment: DeploymentMap) -> str:
     ]
     if not parts:
         return "Sure of its times: all measured, planned at " + ("the means." if confidence is None else f"{end}.")
-    premise = deployment.planned_with.premise if ASSUMED in kinds else None
     plan_end = f", planned at {end}" if unstable or predicted else ""
-    return f"{' and '.join(parts)}{plan_end}." + (f" The premise is {premise}." if premise else "")
+    return f"{' and '.join(parts)}{plan_end}."
 
 
 def _describe_kind(deployment: DeploymentMap, kind: str) -> str:
@@ -102,10 +101,12 @@ def _describe_kind(deployment: DeploymentMap, kind: str) -> str:
 def describe_basis(deployment: DeploymentMap) -> str:
     """Return a line on the sources of a map's times, empty if all are measured.
 
-    The line gives the number of measured models on each kind of device, and the plans at both ends of the estimates'
-    intervals where these differ from the map.
+    The line gives the premise of the estimator, the number of measured models on each kind of device, and the plans at
+    both ends of the estimates' intervals where these differ from the map.
     """
-    clauses = [
+    premise = _find_premise(deployment)
+    clauses = [f"the premise is {premise}"] if premise else []
+    clauses += [
         f"{sum(models.values())} of {count_of(len(models), 'model')} measured on {device}"
         for device, models in _measured_models(deployment).items()
         if not all(models.values())
@@ -121,6 +122,12 @@ def describe_basis(deployment: DeploymentMap) -> str:
     elif name_basis(deployment) == "these estimates" and not is_observed(deployment) and None in texts:
         clauses.append("what it comes to at the ends of the estimates' intervals was not computed")
     return "; ".join(clauses)
+
+
+def _find_premise(deployment: DeploymentMap) -> str | None:
+    """Return the premise of the map's estimator where times of the map rest on it."""
+    kinds = {classify_source(replica.predicted.source) for *_, replica in deployment.places()}
+    return deployment.planned_with.premise if kinds & {ASSUMED, PREDICTED} else None
 
 
 def is_observed(deployment: DeploymentMap) -> bool:
@@ -147,8 +154,9 @@ def record_basis(deployment: DeploymentMap) -> dict[str, object]:
     dict
         ``"text"``: the texts of `describe_sources` and `describe_basis`; ``"sources"``: for each kind of source, the
         replicas, their requests per second and their fraction of all requests; ``"measured_models"``: for each kind of
-        device, the number of measured models; ``"at_lower_ends"``, ``"at_upper_ends"``: the plan at the ends of the
-        estimates' intervals, null where not computed or where everything was measured.
+        device, the number of measured models; ``"premise"``: the estimator's, or null; ``"at_lower_ends"``,
+        ``"at_upper_ends"``: the plan at the ends of the estimates' intervals, null where not computed or where
+        everything was measured.
     """
     parts = split_by_source(deployment)
     total_rps = sum(part.rate_rps for part in parts)
@@ -161,6 +169,7 @@ def record_basis(deployment: DeploymentMap) -> dict[str, object]:
             device: {"measured": sum(models.values()), "models": len(models)}
             for device, models in _measured_models(deployment).items()
         },
+        "premise": _find_premise(deployment),
         "at_lower_ends": lower,
         "at_upper_ends": upper,
     }
@@ -192,22 +201,15 @@ _WHOLE_RPS = 1000.0
 
 def summarize_map(deployment: DeploymentMap) -> str:
     """Return ``"1 × a100-80 ($3.43/h), proven minimum. 3,149 of 3,150 requests/s within SLO. Unused: …"``."""
-    return " ".join(
-        filter(
-            None,
-            (
-                make(deployment)
-                for make in (
-                    _describe_devices,
-                    _describe_goodput,
-                    _describe_chains,
-                    _describe_unused,
-                    _describe_moves,
-                    _describe_search,
-                )
-            ),
-        )
+    parts = (
+        _describe_devices,
+        _describe_goodput,
+        _describe_chains,
+        _describe_unused,
+        _describe_moves,
+        _describe_search,
     )
+    return " ".join(filter(None, (describe(deployment) for describe in parts)))
 
 
 def _describe_devices(deployment: DeploymentMap) -> str:

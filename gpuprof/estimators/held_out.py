@@ -14,6 +14,7 @@ from joblib import Parallel, delayed
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimator
+from gpuprof.domain.plural import count_of
 from gpuprof.errors import GpuprofError, InputError
 from gpuprof.estimators.builtin import make_estimator
 from gpuprof.estimators.conformal import common_factor, interval_factor
@@ -300,7 +301,8 @@ def estimate_held_out(
     measured = read_measured(database)
     sets = _group_by_unit(measured, units)
     if len(sets) < 2:
-        raise InputError(f"{database.path} holds {len(sets)} of {units}, and one at a time is held out", "profile more")
+        held = count_of(len(sets), HELD_OUT_UNITS[units])
+        raise InputError(f"{database.path} holds {held}, but holding out {units} takes at least 2", "profile more")
     latencies: list[HeldOutLatency] = []
     for count, unit in enumerate(sets):
         progress(count, len(sets))

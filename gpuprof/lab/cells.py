@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimator, Workload
 from gpuprof.domain.fleet import Fleet, FleetEntry, parse_fleet, read_fleet
 from gpuprof.domain.map_sources import describe_sources
-from gpuprof.errors import DISTRIBUTION, GpuprofError, InputError
+from gpuprof.errors import DISTRIBUTION, GpuprofError, InputError, PluginError
 from gpuprof.estimators.builtin import make_estimator, read_premise
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.estimators.wrappers import name_services
@@ -66,11 +66,6 @@ class LabCell:
     def setup(self) -> Setup:
         """Conditions of the policy."""
         return self.scenario.setup(describe_policy(self.policy))
-
-    @property
-    def has_objects(self) -> bool:
-        """Whether the policy or the estimator is an object."""
-        return not isinstance(self.policy, str) or not isinstance(self.estimator, str | None)
 
     @property
     def key(self) -> str:
@@ -123,8 +118,7 @@ def run_cells(
     """Return the record of each cell; cells already in ``work/results.jsonl`` are not run again.
 
     Each record is appended as soon as its cell is done, so that a later call can resume. Cells with objects run in this
-    process. Raises `InputError` for
-    missing published data, or for an unknown policy or estimator.
+    process. Raises `InputError` for missing published data, or for an unknown policy or estimator.
     """
     for cell in cells:
         parse_policy(cell.policy)
@@ -147,7 +141,8 @@ def run_cells(
 
 
 def _run_all(cells: Sequence[LabCell], work: Path, data: Path | None, jobs: int) -> Iterable[Record]:
-    if jobs <= 1 or len(cells) <= 1 or any(cell.has_objects for cell in cells):
+    has_objects = any(not isinstance(plugin, str | None) for cell in cells for plugin in (cell.policy, cell.estimator))
+    if jobs <= 1 or len(cells) <= 1 or has_objects:
         yield from (run_cell(cell, work, data) for cell in cells)
         return
     # Forked children would share the threads of pyarrow and HiGHS with this process.
@@ -177,9 +172,10 @@ def run_cell(cell: LabCell, work: Path, data: Path | None) -> Record:
     try:
         problem, judge = make_problem(cell, work, data)
         outcome = compare(problem, [(record["policy"], parse_policy(cell.policy))])[0]
+        record["has_failed"] = outcome.has_failed
         record |= _planned_figures(outcome, problem, judge)
     except GpuprofError as error:
-        return {**record, "reason": str(error)}
+        return {**record, "reason": str(error), "has_failed": isinstance(error, PluginError)}
     deployment = outcome.deployment
     if deployment is None or scenario.traffic is None:
         return record
@@ -269,10 +265,10 @@ def _planned_figures(outcome: Outcome, problem: Problem, judge: Estimator) -> Re
         "replicas": dict(counts),
         "plan": describe_plan(deployment),
     }
-    activity = _Activity(judge, devices, problem.options.max_processes or 1)
     for name, busy in (("slack_asked_pct", False), ("slack_busy_pct", True)):
+        activity = _make_activity(judge, devices, problem.options.max_processes or 1, deployment, busy=busy)
         try:
-            slack = measure(deployment, devices, activity.bind(deployment, busy=busy)).internal_slack
+            slack = measure(deployment, devices, activity).internal_slack
         except GpuprofError:  # the estimator has no figure of a share invented by the policy
             continue
         figures[name] = 100.0 * slack
@@ -289,32 +285,29 @@ def _measure_fragmentation(deployment: DeploymentMap, devices: Mapping[str, Devi
     return max(0.0, 1.0 - (1.0 - unused_part) * kind.compute_units / most)
 
 
-class _Activity:
-    """Activity of busy shares: throughput of a share over the highest throughput of any batch and processes in it."""
+def _make_activity(
+    estimator: Estimator, devices: Mapping[str, Device], most_processes: int, deployment: DeploymentMap, *, busy: bool
+) -> Callable[[str, Replica], float]:
+    """Return the activity of a replica: its throughput over the highest of any batch and processes in its share.
 
-    def __init__(self, estimator: Estimator, devices: Mapping[str, Device], processes: int) -> None:
-        self._estimator, self._devices, self._processes = estimator, devices, processes
+    ``busy``: as if each share were busy all the time.
+    """
+    shares = {id(replica): share_of(partition, replica) for _, _, partition, replica in deployment.places()}
 
-    def bind(self, deployment: DeploymentMap, *, busy: bool) -> Callable[[str, Replica], float]:
-        """Return the activity of a replica of the map; ``busy``: as if each share were busy all the time."""
-        shares = {id(replica): share_of(partition, replica) for _, _, partition, replica in deployment.places()}
+    def activity(kind: str, replica: Replica) -> float:
+        share, utilization = shares[id(replica)], replica.predicted.utilization or 0.0
+        most = 0.0
+        for batch in estimator.batches(replica.model, devices[kind], share):
+            for processes in range(1, most_processes + 1):
+                try:
+                    estimate = estimator.estimate(replica.model, devices[kind], batch, share, (), processes)
+                except InputError:  # not every batch was measured with so many processes
+                    continue
+                most = max(most, estimate.throughput_rps.value)
+        part = min(1.0, (replica.predicted.throughput_rps or 0.0) / most) if most else 1.0
+        return part / min(1.0, utilization) if busy and utilization > 0 else part
 
-        def activity(kind: str, replica: Replica) -> float:
-            share, utilization = shares[id(replica)], replica.predicted.utilization or 0.0
-            most = 0.0
-            for batch in self._estimator.batches(replica.model, self._devices[kind], share):
-                for processes in range(1, self._processes + 1):
-                    try:
-                        estimate = self._estimator.estimate(
-                            replica.model, self._devices[kind], batch, share, (), processes
-                        )
-                    except InputError:  # not every batch was measured with so many processes
-                        continue
-                    most = max(most, estimate.throughput_rps.value)
-            part = min(1.0, (replica.predicted.throughput_rps or 0.0) / most) if most else 1.0
-            return part / min(1.0, utilization) if busy and utilization > 0 else part
-
-        return activity
+    return activity
 
 
 def _simulated_figures(cell: LabCell, deployment: DeploymentMap, judge: Estimator) -> Record:
@@ -325,11 +318,18 @@ def _simulated_figures(cell: LabCell, deployment: DeploymentMap, judge: Estimato
         for number in range(cell.repeats)
     ]
     services = [service for run in runs for service in run.values()]
+    unmeasured = cell.setup.manner == "batches" and {
+        replica.model
+        for _, gpu, partition, replica in deployment.places()
+        if _time_by_measurements(judge, gpu, partition, replica) is replica
+    }
     late = sorted(
         {model for run in runs for model, service in run.items() if service.is_late}, key=lambda name: (len(name), name)
     )
     requests = sum(service.requests for service in services)
+    text = f"{', '.join(sorted(unmeasured))} simulated by the planned times: not measured" if unmeasured else ""
     return {
+        "reason": text,
         "goodput_rps": sum(service.goodput_rps for service in services) / cell.repeats,
         "in_time_pct": 100.0 * sum(service.in_time for service in services) / requests if requests else None,
         "late": " ".join(late),
@@ -440,19 +440,22 @@ def _serve_stretched(
 def _serve_batches(
     deployment: DeploymentMap, demands: Sequence[Demand], estimator: Estimator, traffic: Traffic
 ) -> SimulationOutcome:
-    def time_replica(gpu: Gpu, partition: Partition, replica: Replica) -> Replica:
-        share, kind = share_of(partition, replica), device(gpu.device)
-        sizes, times = [], []
-        for size in estimator.batches(replica.model, kind, share):
-            with suppress(InputError):  # more processes exceed the memory earlier
-                time = estimator.estimate(replica.model, kind, size, share, (), replica.processes).latency_ms
-                sizes.append(size)
-                times.append(time.value)
-        batch_ms = np.interp(np.arange(1, replica.batch + 1), sizes, times)
-        return replica.model_copy(update={"batch_latency_ms": tuple(batch_ms.tolist())})
-
-    timed = rewrite_replicas(deployment, time_replica)
+    timed = rewrite_replicas(deployment, partial(_time_by_measurements, estimator))
     return simulate(timed, _space_evenly(timed), _options(traffic, refuse_hopeless=False))
+
+
+def _time_by_measurements(estimator: Estimator, gpu: Gpu, partition: Partition, replica: Replica) -> Replica:
+    """Return the replica with the estimator's times; unchanged where these do not reach its batch."""
+    share, kind = share_of(partition, replica), device(gpu.device)
+    times_ms = {}
+    for size in estimator.batches(replica.model, kind, share):
+        with suppress(InputError):  # more processes exceed the memory earlier
+            time = estimator.estimate(replica.model, kind, size, share, (), replica.processes).latency_ms
+            times_ms[size] = time.value
+    if max(times_ms, default=0) < replica.batch:
+        return replica
+    batch_ms = np.interp(np.arange(1, replica.batch + 1), list(times_ms), list(times_ms.values()))
+    return replica.model_copy(update={"batch_latency_ms": tuple(batch_ms.tolist())})
 
 
 def _serve_beside_neighbours(

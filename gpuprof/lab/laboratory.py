@@ -85,10 +85,6 @@ class DrawnFigure:
     remarks: tuple[str, ...]
     chart: Chart
 
-    def row(self, policy: str) -> tuple[str | float | None, ...]:
-        """Return the cells of a policy's row."""
-        return next(row[1:] for row in self.rows if row[0] == policy)
-
 
 @cache
 def _read_tables() -> Mapping[str, dict[str, Any]]:

@@ -67,9 +67,7 @@ def find_published(data: Path | None, name: str) -> Path:
     """
     folder = None if data is None else data / name
     if folder is None or not folder.is_dir():
-        message = (
-            f"{folder} is not there" if folder else f"no folder of published data is given, which {name} is read from"
-        )
+        message = f"{folder} is not there" if folder else f"no folder of published data is given, as {name} needs"
         raise InputError(message, f"copy {_SOURCES[name]} to FOLDER/{name}, and give --data FOLDER or GPUPROF_LAB_DATA")
     return folder
 

@@ -35,7 +35,6 @@ from gpuprof.pipeline.result import NoteCallback, NoteList, Result, say_nothing
 from gpuprof.pipeline.settings import option
 from gpuprof.placement import feasibility
 from gpuprof.placement.feasibility import Violation
-from gpuprof.placement.policies import policy_names
 from gpuprof.plugins import identify
 from gpuprof.runtime.batch_items import describe_mixing, find_mixed_output
 from gpuprof.runtime.optimizer import find_refusal
@@ -49,6 +48,7 @@ class CheckResult(Result):
     label: str
     deployment: DeploymentMap
     violations: tuple[Violation, ...]
+    believes_times: bool  #: Whether the times written in the map were not compared with an estimator's.
 
     @property
     def is_sound(self) -> bool:
@@ -127,9 +127,11 @@ def check(
     if chosen.against is not None:
         resolved, demands = _judge_chains_by(resolved, resolve_demands(chosen.against))
     evidence = collect_map_evidence(resolved, map_folder(deployment), chosen, demands, notes.add)
-    notes.add(*_describe_strangers(resolved))
+    planned_by = resolved.planned_with.estimator
+    if planned_by not in estimator_names() and ":" not in planned_by:
+        notes.add(f"the map names {planned_by!r} as its estimator, which gpuprof does not have")
     if evidence.estimator is None:
-        name = identify(chosen.estimator or resolved.planned_with.estimator)
+        name = identify(chosen.estimator or planned_by)
         notes.add(
             f"the estimator {name!r} cannot be asked here: what it stands on, or the estimator itself, is missing; "
             "the times and the memory written in the map are believed"
@@ -151,7 +153,13 @@ def check(
             notes.add(message)
         else:
             violations = (*violations, Violation("file", name, message))
-    return CheckResult(notes=notes.all(), label=map_label(deployment), deployment=resolved, violations=violations)
+    return CheckResult(
+        notes=notes.all(),
+        label=map_label(deployment),
+        deployment=resolved,
+        violations=violations,
+        believes_times=evidence.estimator is None,
+    )
 
 
 def _judge_chains_by(deployment: DeploymentMap, demands: Sequence[Demand]) -> tuple[DeploymentMap, Sequence[Demand]]:
@@ -180,13 +188,3 @@ def _find_refusals(deployment: DeploymentMap, base: Path) -> Iterator[tuple[str,
                 yield name, f"{path} has no free batch, but the map gives it batches"
             elif name in batched and (output := find_mixed_output(path)) is not None:
                 yield name, f"{describe_mixing(name, output)}; it must have batches of 1"
-
-
-def _describe_strangers(deployment: DeploymentMap) -> Iterator[str]:
-    """Yield a note on a policy or an estimator of the map without a plug-in here: its claims cannot be checked."""
-    policy, estimator = deployment.policy, deployment.planned_with.estimator
-    # A prefix match: policies append their options to their name.
-    if not any(policy.startswith(name) for name in policy_names()) and ":" not in policy:
-        yield f"the map names {policy!r} as its policy, which gpuprof does not have"
-    if estimator not in estimator_names() and ":" not in estimator:
-        yield f"the map names {estimator!r} as its estimator, which gpuprof does not have"

@@ -20,7 +20,7 @@ from gpuprof.domain.deployment import (
     share_of,
 )
 from gpuprof.domain.device import Device
-from gpuprof.errors import GpuprofError
+from gpuprof.errors import GpuprofError, PluginError
 from gpuprof.placement.device_assignment import DeviceAddress, number_devices
 from gpuprof.placement.feasibility import Evidence, Violation, check
 from gpuprof.placement.limit import name_stop
@@ -206,6 +206,7 @@ class Outcome:
     violations: tuple[Violation, ...]  #: Rules its map breaks; a map with any must not be deployed.
     seconds: float  #: Wall-clock time of the decision.
     reason: str = ""
+    has_failed: bool = False  #: Whether the policy or the estimator raised an error that it should not raise.
 
     @property
     def missing_rps(self) -> float:
@@ -226,9 +227,9 @@ def _outcome(problem: Problem, name: str, policy: Policy, evidence: Evidence) ->
         seconds = time.perf_counter() - started
         deployment = to_map(problem, placement)
     except GpuprofError as error:
-        return Outcome(name, None, None, (), time.perf_counter() - started, str(error))
+        return Outcome(name, None, None, (), time.perf_counter() - started, str(error), isinstance(error, PluginError))
     except Exception as error:  # a faulty policy becomes a row of the table, so that the others' results are not lost
         reason = f"the policy failed: {type(error).__name__}: {error}"
-        return Outcome(name, None, None, (), time.perf_counter() - started, reason)
+        return Outcome(name, None, None, (), time.perf_counter() - started, reason, has_failed=True)
     violations = check(deployment, evidence)
     return Outcome(name, deployment, measure(deployment, evidence.devices), violations, seconds)

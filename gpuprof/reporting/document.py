@@ -32,7 +32,7 @@ from gpuprof.reporting.figures import (
     utilization_figure,
 )
 
-_TAKEN = "give a database, a map, or the --json output of compare, simulate or load"
+_TAKEN = "give a database, a map, or the --json output of compare, simulate or load; for lab: lab run -o PAGE.html"
 #: Parts for single models are folded where there are more.
 _UNFOLDED = 6
 

@@ -134,7 +134,9 @@ def test_a_plan_by_ushers_premise_names_it_and_check_refuses_it(
         for replica in part["replicas"]
     ]
     assert {replica["predicted"]["source"] for replica in replicas} == {"computed, assumed"}
-    assert main(["check", "map.json", "--estimator", "database"]) == 1
+    capsys.readouterr()
+    assert main(["check", "map.json", "--estimator", "database", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["basis"]["premise"].startswith("USHER's")
 
 
 def test_computed_rows_are_called_computed_by_every_estimator(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,8 @@ def test_a_map_says_what_part_of_it_is_measured() -> None:
     assert describe_sources(with_sources("extrapolated", "sum, interpolated")) == (
         "1 replica (25% of the requests) interpolated; 1 replica (75% of the requests) extrapolated"
     )
-    assert describe_sources(to_map(GIVEN, Placement("nobody", ()))) == ""
+    empty = to_map(GIVEN, Placement("nobody", ()))
+    assert describe_sources(empty) == "" and summarize_map(empty).startswith("No devices")
 
 
 def with_ends(
@@ -123,10 +124,6 @@ def test_a_bound_below_the_map_stands_beside_those_at_the_ends_where_they_differ
 def test_what_is_missing_is_not_rounded_away(goodput_rps: float, most: float | None, said: str) -> None:
     given = with_sources("measured", "measured")
     assert said in summarize_map(with_prediction(given, goodput_rps=goodput_rps, upper_bound_goodput_rps=most))
-
-
-def test_a_map_without_devices_is_summed_up_too() -> None:
-    assert summarize_map(to_map(GIVEN, Placement("nobody", ()))).startswith("No devices")
 
 
 def test_one_dear_device_is_no_minimum_where_cheaper_kinds_were_offered() -> None:

@@ -73,4 +73,4 @@ def test_the_command_prints_errors_coverage_and_what_has_no_estimate(
 def test_one_device_cannot_be_left_out(db: KernelDb, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["evaluate", "--estimator", "database", "--db", str(db.path), "--leave-out", "devices"]
     assert main(words) == 3
-    assert "one at a time is held out" in capsys.readouterr().err
+    assert "holds 1 device, but holding out devices takes at least 2" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,7 @@ from gpuprof.placement.published.ffd import FirstFitDecreasing
 from tests.lab.published import write_igniter, write_parvagpu
 
 MS = 1_000_000
+REPRODUCTIONS = (Path(__file__).parents[2] / "bench" / "reproduce" / "README.md").read_text(encoding="utf-8")
 
 
 @dataclass
@@ -166,17 +168,6 @@ def test_results_are_kept_and_a_later_run_goes_on_from_them(tmp_path: Path) -> N
     assert steps[0] == (1, 2) and steps[-1] == (2, 2)
 
 
-def test_a_policy_of_ones_own_runs_and_one_that_fails_is_a_row(tmp_path: Path) -> None:
-    policies = [f"{__name__}:OwnPolicy", f"{__name__}:Broken", "parvagpu"]
-    result = run(["thesis/example1"], policies, settings=settings(tmp_path))
-    mine, broken, unable = result.records
-    assert mine["gpus"] == 4 and mine["goodput_rps"] > 0.0
-    assert re.search(
-        r":Broken' failed in line \d+ of test_lab.py: ZeroDivisionError: no reason at all", broken["reason"]
-    )
-    assert "MIG" in unable["reason"]
-
-
 def test_a_plugin_that_was_edited_runs_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     source = "from gpuprof.placement.published.ffd import FirstFitDecreasing as Edited\n"
@@ -220,6 +211,30 @@ def test_objects_run_beside_names_and_are_told_apart_by_their_fields(tmp_path: P
     assert rows["policy"].tolist() == ["ffd"] * 2 + [f"{__name__}:OwnPolicy"] * 2
     assert rows["gpus"].tolist()[:2] == rows["gpus"].tolist()[2:]
     assert rows["gpus"][0] < rows["gpus"][1]
+
+
+def make_estimator(database: object) -> ScaledEstimator:
+    return ScaledEstimator()
+
+
+def test_the_command_names_each_failed_cell_and_each_planned_time_and_ends_with_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GPUPROF_LAB_DATA", str(write_parvagpu(tmp_path / "data")))
+    plugins = ["--policy", f"{__name__}:Broken,{__name__}:OwnPolicy", "--estimator", f"{__name__}:make_estimator"]
+    assert main(["lab", "run", "parvagpu/S1", "parvagpu/S1x2", *plugins, "--jobs", "1"]) == 3
+    text = capsys.readouterr().err
+    for scenario, models in (("S1", "a, b"), ("S1x2", "a, a#1, b, b#1")):
+        scenario = f"parvagpu/{scenario}"
+        assert re.search(
+            rf"Broken, {scenario}: .* failed in line \d+ of test_lab.py: ZeroDivisionError: no reason", text
+        )
+        assert f"OwnPolicy, {scenario}: {models} simulated by the planned times: not measured" in text
+    assert "a policy or estimator failed in 2 of 4 cells" in text
+    assert main(["lab", "run", "parvagpu/S1", *plugins, "--json"]) == 3
+    broken, served = json.loads(capsys.readouterr().out)
+    assert broken["gpus"] is None and served["goodput_rps"] > 0.0
 
 
 def test_policies_take_options_behind_a_plus() -> None:
@@ -315,3 +330,10 @@ def test_a_map_of_gpuprofs_own_is_served_by_the_times_that_it_was_planned_with(t
     deployment = to_map(problem, parse_policy("optimal").place(problem))
     services = simulate_service(deployment, problem.demands, "stretched", judge, Traffic(8.0))
     assert sum(service.goodput_rps for service in services.values()) > 0.95 * deployment.predicted.goodput_rps
+
+
+def test_the_page_of_reproductions_names_every_figure_and_commands_that_exist() -> None:
+    named = set(re.findall(r"`((?:parvagpu|igniter|usher|thesis)-[\w.]+)`", REPRODUCTIONS))
+    assert named - {"thesis-6.15"} == {name for name in figure_titles() if not name.startswith("thesis-6.15")}
+    listed = set(re.findall(r"python -m bench\.reproduce\.([a-z0-9_]+)", REPRODUCTIONS))
+    assert listed and all(importlib.util.find_spec(f"bench.reproduce.{name}") for name in listed)

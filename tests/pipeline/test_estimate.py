@@ -118,6 +118,8 @@ from gpuprof.domain.share import Share
 
 
 class Own:
+    premise = "a batch takes 2 ms"
+
     def __init__(self, db):
         pass
 
@@ -182,6 +184,7 @@ def test_an_estimator_of_others_is_asked_again_and_where_it_is_gone_that_is_said
     changed_map = _halve_memory(plan.model_copy(update={"planned_with": settings}))
     result = gpuprof.check(changed_map)
     assert result.is_sound
+    assert any(note.startswith("the premise is a batch takes 2 ms; 0 of 1 model") for note in result.notes)
     assert any("the estimator 'gone_estimator:Own' is not installed here" in note for note in result.notes)
     assert any(
         note.startswith("the estimator 'gone_estimator:Own' cannot be asked here")

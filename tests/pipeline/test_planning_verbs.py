@@ -87,7 +87,7 @@ def test_the_settings_of_a_plan_are_checked_with() -> None:
 
 def test_check_finds_what_a_map_breaks_and_takes_other_demands() -> None:
     deployment = gpuprof.place(DEMANDS, fleet="v100:2", options=SMALL).deployment
-    sound = gpuprof.check(deployment)
+    sound = gpuprof.check(deployment.model_copy(update={"policy": "largest-first"}))
     sound.raise_if_broken()
     assert sound.is_sound and not sound.notes
     strict = gpuprof.check(deployment, against=[Demand("a", 40.0, Slo(1.0)), DEMANDS[1]])

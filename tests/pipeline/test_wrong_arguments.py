@@ -295,4 +295,5 @@ def test_a_map_makes_nobody_import_a_module_of_its_folder(tmp_path: Path) -> Non
         )
         assert ended.returncode == code
         assert "'beside_map:Estimator'" in ended.stderr
+        assert ("map.json is sound if its written times are right" in ended.stdout) == (code == 0)
         assert not (tmp_path / "was-run").exists()

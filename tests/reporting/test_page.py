@@ -335,7 +335,7 @@ def test_the_numbers_of_a_column_have_as_many_decimals() -> None:
     ("content", "message"),
     [
         ({}, "x is not something that a report can be made from"),
-        ([], "x is not something"),
+        ([], "for lab: lab run -o PAGE.html"),
         ([1], "x is not something"),
         ({"schema": "gpuprof.simulation/1"}, "x is damaged, or of another version: it has no 'models'"),
         (
