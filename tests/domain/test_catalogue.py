@@ -1,16 +1,29 @@
-"""The device catalogue agrees with itself: rates follow from SMs and clock, MIG profiles fit their GPU."""
+"""The device catalogue agrees with itself, and MIG geometry with brute force and with what is known of the A100."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections import Counter
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bench.devices_table import PAGE, page
 from gpuprof.domain.catalogue import device, device_of_driver, devices, matching_names, read_device_file
 from gpuprof.domain.device import Device, MigProfile
-from gpuprof.domain.mig import count_profiles, maximal_layouts
+from gpuprof.domain.mig import (
+    MigPlacement,
+    basic_profiles,
+    count_profiles,
+    distinct_layouts,
+    find_violation,
+    is_legal,
+    legal_starts,
+    make_placement,
+    maximal_layouts,
+)
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.pipeline.devices import resolve_device
@@ -101,10 +114,6 @@ def test_every_group_of_numbers_says_where_it_was_read(gpu: Device) -> None:
     assert all(gpu.sources.values())
 
 
-def test_a_gpu_without_a_price_says_why(gpu: Device) -> None:
-    assert (gpu.price_per_hour is None) == gpu.sources["price"].startswith("none")
-
-
 def test_mig_is_where_it_should_be(gpu: Device) -> None:
     assert bool(gpu.mig_profiles) == (gpu.name in WITH_MIG) == bool(gpu.mig_slices)
 
@@ -146,13 +155,6 @@ def test_a_board_is_found_by_its_drivers_name() -> None:
 
 def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run python -m bench.devices_table"
-
-
-def test_every_device_and_source_is_on_the_page() -> None:
-    text = page()
-    for gpu in devices().values():
-        assert f"| `{gpu.name}` |" in text
-        assert all(source in text for source in gpu.sources.values())
 
 
 @pytest.mark.parametrize(
@@ -246,32 +248,15 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         read_device_file(tmp_path / "none.toml")
 
 
-DEVICE = Device(
-    name="tiny",
-    kind="gpu",
-    compute_units=100,
-    clock_mhz=1000.0,
-    flops_per_s={"float32": 1e12},
-    dram_bytes=80,
-    dram_bytes_per_s=1e12,
-    l2_bytes=1,
-    mig_profiles=(MigProfile("3g.40gb", 42, 40, 4, 3, (0, 4), 2),),
-)
-
-
-def test_the_fraction_of_a_share_inside_an_instance_counts_the_instances_own_sms() -> None:
-    assert DEVICE.fraction(Share(25.0)) == 0.25
-    assert DEVICE.fraction(Share(50.0, "3g.40gb")) == pytest.approx(0.21)
-
-
-def test_an_instance_brings_its_own_memory_and_a_percentage_all_of_it() -> None:
-    assert DEVICE.memory_bytes(Share(10.0)) == 80
-    assert DEVICE.memory_bytes(Share(10.0, "3g.40gb")) == 40
-
-
-def test_a_profile_that_the_device_lacks_is_refused_with_those_it_has() -> None:
-    with pytest.raises(InputError, match=r"no MIG profile '1g.5gb' \(it has 3g.40gb\)"):
-        DEVICE.fraction(Share(100.0, "1g.5gb"))
+def test_an_instance_has_sms_and_memory_of_its_own_and_a_percentage_a_part_of_the_sms_alone() -> None:
+    a100 = device("a100-80")
+    profile = a100.mig_profile("3g.40gb")
+    assert a100.fraction(Share(25.0)) == 0.25
+    assert a100.fraction(Share(50.0, "3g.40gb")) == pytest.approx(0.5 * profile.sms / a100.compute_units)
+    assert a100.memory_bytes(Share(10.0)) == a100.dram_bytes
+    assert a100.memory_bytes(Share(10.0, "3g.40gb")) == profile.memory_bytes
+    with pytest.raises(InputError, match=r"no MIG profile '1g.5gb' \(it has 1g.10gb, "):
+        a100.fraction(Share(100.0, "1g.5gb"))
 
 
 @pytest.mark.parametrize(
@@ -294,3 +279,91 @@ def test_names_of_other_drivers_and_engines_mean_the_same_profile(board: str, na
 def test_an_rtx_pro_6000_is_cut_in_quarters_or_halves() -> None:
     layouts = {count_profiles(layout) for layout in maximal_layouts(device("rtx-pro-6000"))}
     assert layouts == {(("1g.24gb", 4),), (("1g.24gb", 2), ("2g.48gb", 1)), (("2g.48gb", 2),), (("4g.96gb", 1),)}
+
+
+A100 = device("a100-80")
+
+
+def _place(*words: str) -> list[MigPlacement]:
+    return [make_placement(A100, name, int(start)) for name, start in (word.split("@") for word in words)]
+
+
+@st.composite
+def geometries(draw: st.DrawFn) -> Device:
+    """Small GPUs with any profiles, sensible or not."""
+    memory = draw(st.integers(1, 5))
+    profiles = []
+    for index in range(draw(st.integers(1, 3))):
+        size = draw(st.integers(1, memory))
+        starts = draw(st.sets(st.integers(0, memory - size), min_size=1, max_size=4))
+        slices, most = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+        sms = draw(st.integers(1, 4))
+        profiles.append(MigProfile(f"{slices}g.{index}gb", sms, size, size, slices, tuple(sorted(starts)), most))
+    return Device(
+        "toy", "gpu", 16, 1000.0, {}, memory, 1.0, 1, mig_slices=memory, mig_profiles=tuple(profiles)
+    )  # fmt: skip
+
+
+def _brute_legal(gpu: Device, items: tuple[MigPlacement, ...]) -> bool:
+    slots = [slot for item in items for slot in range(item.start, item.start + item.profile.memory_slices)]
+    names = [item.profile.name for item in items]
+    return (
+        len(slots) == len(set(slots))
+        and all(item.start in item.profile.start_slots for item in items)
+        and all(names.count(profile.name) <= profile.max_count for profile in gpu.mig_profiles)
+        and sum(item.profile.compute_slices for item in items)
+        <= max(profile.compute_slices for profile in gpu.mig_profiles)
+    )
+
+
+def _all_legal(gpu: Device) -> set[frozenset[MigPlacement]]:
+    pairs = [MigPlacement(profile, start) for profile in gpu.mig_profiles for start in profile.start_slots]
+    return {
+        frozenset(chosen)
+        for size in range(gpu.mig_slices + 1)
+        for chosen in combinations(pairs, size)
+        if _brute_legal(gpu, chosen)
+    }
+
+
+@given(geometries())
+def test_maximal_layouts_are_what_brute_force_finds(gpu: Device) -> None:
+    legal = _all_legal(gpu)
+    maximal = {layout for layout in legal if not any(layout < rival for rival in legal)}
+    layouts = maximal_layouts(gpu)
+    assert {frozenset(layout) for layout in layouts} == maximal
+    assert len(layouts) == len(maximal)
+    assert all([item.start for item in layout] == sorted(item.start for item in layout) for layout in layouts)
+
+
+@given(geometries(), st.data())
+def test_legality_and_legal_starts_agree_with_brute_force(gpu: Device, data: st.DataObject) -> None:
+    profiles = st.sampled_from(gpu.mig_profiles)
+    items = data.draw(st.lists(st.builds(MigPlacement, profiles, st.integers(0, 5)), max_size=4))
+    legal = _brute_legal(gpu, tuple(items))
+    assert is_legal(gpu, items) == legal
+    if legal:
+        profile = data.draw(profiles)
+        starts = [start for start in range(6) if _brute_legal(gpu, (*items, MigPlacement(profile, start)))]
+        assert list(legal_starts(gpu, profile, items)) == starts
+
+
+def test_an_a100_has_19_maximal_layouts_of_its_basic_profiles() -> None:
+    basic = basic_profiles(A100)
+    assert [profile.name for profile in basic] == ["1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"]
+    assert len(maximal_layouts(A100, basic)) == 19
+    assert len(distinct_layouts(A100, basic)) == 14
+    held = [Counter(dict(count_profiles(layout))) for layout in distinct_layouts(A100, basic)]
+    assert sum(not any(layout < rival for rival in held) for layout in held) == 12  # 3g + 3g is in 4g + 3g by size only
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (["3g.40gb@0", "1g.10gb@3"], "1g.10gb@3 overlaps 3g.40gb@0 at memory slice 3"),
+        (["4g.40gb@4"], "4g.40gb may start at slots 0 but got 4"),
+        (["1g.10gb@7"], "1g.10gb may start at slots 0, 1, 2, 3, 4, 5, 6 but got 7"),
+    ],
+)
+def test_a_refusal_names_the_rule_and_the_values(words: list[str], rule: str) -> None:
+    assert find_violation(A100, _place(*words)) == rule

@@ -1,13 +1,20 @@
+"""What users write beside models: demands, fleets, and files that are written whole or not at all."""
+
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprof.domain.demand import Demand, Slo, read_demands
-from gpuprof.errors import InputError
+from gpuprof.domain.device import Device
+from gpuprof.domain.file_access import refuse_pipe, refuse_to_replace, write_atomically
+from gpuprof.domain.fleet import parse_fleet, read_fleet
+from gpuprof.errors import InputError, unknown_name
 
 
 def _read_text(tmp_path: Path, text: str) -> tuple[Demand, ...]:
@@ -84,3 +91,115 @@ def test_no_text_makes_it_crash(tmp_path_factory: pytest.TempPathFactory, text: 
     except InputError:
         return
     assert all(demand.rate_rps > 0 and demand.slo.latency_ms > 0 for demand in demands)
+
+
+def _find(name: str) -> Device:
+    if name not in {"a", "b"}:
+        raise unknown_name("device", name, ["a", "b"])
+    return Device(name, "gpu", 1, 1.0, {}, 1, 1.0, 1, price_per_hour=2.0 if name == "a" else None)
+
+
+def test_a_name_without_a_count_means_as_many_as_needed() -> None:
+    fleet = parse_fleet("a:8, b", _find)
+    assert [(entry.device.name, entry.count) for entry in fleet.entries] == [("a", 8), ("b", None)]
+    assert fleet.is_elastic
+    assert not parse_fleet("a:8", _find).is_elastic
+
+
+def test_a_device_without_a_price_counts_as_one() -> None:
+    assert [entry.price_per_hour for entry in parse_fleet("a,b", _find).entries] == [2.0, 1.0]
+
+
+@pytest.mark.parametrize("text", ["", " , ", "a:0", "a:-1", "a:x", "a:1.5", "a:", "a:1,a:2", "c", "a b"])
+def test_a_fleet_that_makes_no_sense_is_refused(text: str) -> None:
+    with pytest.raises(InputError):
+        parse_fleet(text, _find)
+
+
+def test_a_fleet_file_may_set_counts_and_prices(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text('[[gpus]]\ndevice = "a"\ncount = 3\nprice_per_hour = 0.5\n[[gpus]]\ndevice = "b"\n')
+    first, second = read_fleet(path, _find).entries
+    assert (first.count, first.price_per_hour) == (3, 0.5)
+    assert (second.count, second.price_per_hour) == (None, 1.0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "gpus = 3",
+        "[[gpus]]\ncount = 1",
+        '[[gpus]]\ndevice = "a"\ncolour = 1',
+        '[[gpus]]\ndevice = "a"\nprice_per_hour = -1',
+        '[[gpus]]\ndevice = "a"\nprice_per_hour = true',
+        '[[gpus]]\ndevice = "a"\ncount = 0',
+        "no toml [",
+    ],
+)
+def test_a_wrong_fleet_file_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(text)
+    with pytest.raises(InputError):
+        read_fleet(path, _find)
+
+
+def test_files_and_what_is_missing_are_left_to_whoever_opens_them(tmp_path: Path) -> None:
+    file = tmp_path / "slo.csv"
+    file.touch()
+    for path in (file, tmp_path, tmp_path / "missing", Path("a\0b")):
+        assert refuse_pipe(path) is path
+
+
+def test_named_pipes_and_devices_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match=r"it is a named pipe, which may never end \(give the path of a file\)"):
+        refuse_pipe(tmp_path / "pipe")
+    with pytest.raises(InputError, match="it is a device"):
+        refuse_pipe(Path("/dev/zero"))
+
+
+def test_a_pipe_that_the_shell_made_is_read() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"model,rate_rps,slo_ms\n")
+    os.close(writing)
+    try:
+        assert refuse_pipe(Path(f"/dev/fd/{reading}")).read_text() == "model,rate_rps,slo_ms\n"
+    finally:
+        os.close(reading)
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "map.json"
+    write_atomically(file, b"first")
+    assert file.read_bytes() == b"first" and file.stat().st_mode & 0o777 == 0o644
+    monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(file, b"second")
+    assert file.read_bytes() == b"first" and list(tmp_path.iterdir()) == [file]
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_atomically(pipe, b"a map")
+        assert pipe.is_fifo() and os.read(reading, 100) == b"a map"
+    finally:
+        os.close(reading)
+
+
+def test_a_link_goes_on_leading_to_the_file_that_was_written(tmp_path: Path) -> None:
+    (tmp_path / "link.json").symlink_to("map.json")
+    for content in (b"first", b"second"):
+        write_atomically(tmp_path / "link.json", content)
+        assert (tmp_path / "link.json").is_symlink() and (tmp_path / "map.json").read_bytes() == content
+
+
+def test_nothing_takes_the_place_of_a_device(tmp_path: Path) -> None:
+    for path in (tmp_path / "new.onnx", tmp_path):
+        assert refuse_to_replace(path) is path
+    for path in (Path("/dev/null"), Path("/dev/full")):
+        with pytest.raises(InputError, match=f"cannot write {path}: it is a device"):
+            refuse_to_replace(path)

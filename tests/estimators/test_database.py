@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import statistics
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,16 +16,22 @@ import onnx.parser
 import pytest
 from onnx.helper import make_node as node
 
-from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, UNCALIBRATED, Workload
+from gpuprof.cli.main import main
+from gpuprof.domain.catalogue import devices
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, UNCALIBRATED, Estimate, Figure, Workload
 from gpuprof.domain.runtime_variant import Padding
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.cross_gpu.execution import Execution
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode
 from gpuprof.estimators.database import DatabaseEstimator
+from gpuprof.estimators.held_out import copy_without, estimate_held_out
 from gpuprof.estimators.measured.measured_only import MeasuredEstimator
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow
+from gpuprof.kernel_db.store import KernelDb
+from gpuprof.pipeline.devices import describe_choice
 from tests.estimators.rows import CPU, GPU, database, measured_row, two_layers
 from tests.small_models import write_model
 
@@ -63,19 +73,13 @@ def test_between_measured_shares_time_is_a_power_of_the_share(estimator: Databas
     assert estimate.latency_ms.source == INTERPOLATED
 
 
-@pytest.mark.parametrize(("batch", "share"), [(16, 100.0), (4, 25.0)])
-def test_outside_of_what_was_measured_is_marked(estimator: DatabaseEstimator, batch: int, share: float) -> None:
+@pytest.mark.parametrize(("batch", "share", "expected_ms"), [(16, 100.0, 50.0), (4, 25.0, 56.0)])
+def test_beyond_what_was_measured_the_lines_go_on_and_are_marked(
+    estimator: DatabaseEstimator, batch: int, share: float, expected_ms: float
+) -> None:
     latency = estimator.estimate("net", CPU, batch, Share(share)).latency_ms
-    assert latency.source == EXTRAPOLATED
+    assert latency.value == pytest.approx(expected_ms) and latency.source == EXTRAPOLATED
     assert latency.low is not None and latency.high is not None and latency.high / latency.low > 1.4
-
-
-def test_beyond_the_last_batch_the_line_goes_on(estimator: DatabaseEstimator) -> None:
-    assert estimator.estimate("net", CPU, 16, WHOLE).latency_ms.value == pytest.approx(50.0)
-
-
-def test_half_of_the_cores_below_the_smallest_share_takes_twice_as_long(estimator: DatabaseEstimator) -> None:
-    assert estimator.estimate("net", CPU, 4, Share(25.0)).latency_ms.value == pytest.approx(56.0)
 
 
 def test_processes_that_were_not_measured_have_their_part_of_the_share(estimator: DatabaseEstimator) -> None:
@@ -218,16 +222,13 @@ def test_a_measured_colocation_is_used_as_measured(tmp_path: Path) -> None:
     assert estimate.latency_ms.value == pytest.approx(12.0)
 
 
-def test_a_neighbour_changes_nothing_but_the_time(estimator: DatabaseEstimator) -> None:
+def test_without_colocations_a_neighbour_widens_the_interval_and_changes_nothing_else(
+    estimator: DatabaseEstimator,
+) -> None:
     alone = estimator.estimate("net", CPU, 4, Share(50.0))
     beside = estimator.estimate("net", CPU, 4, Share(50.0), beside=[Workload("net", 4, Share(50.0))])
-    assert beside.latency_ms != alone.latency_ms and replace(beside, latency_ms=alone.latency_ms) == alone
-
-
-def test_without_colocations_a_neighbour_widens_the_interval_only(estimator: DatabaseEstimator) -> None:
-    alone = estimator.estimate("net", CPU, 4, Share(50.0)).latency_ms
-    beside = estimator.estimate("net", CPU, 4, Share(50.0), beside=[Workload("net", 4, Share(50.0))]).latency_ms
-    assert beside.value == alone.value and beside.upper() > alone.upper()
+    assert beside.latency_ms.value == alone.latency_ms.value and beside.latency_ms.upper() > alone.latency_ms.upper()
+    assert replace(beside, latency_ms=alone.latency_ms) == alone
 
 
 def test_an_unknown_model_is_answered_with_the_nearest_known(estimator: DatabaseEstimator) -> None:
@@ -324,12 +325,6 @@ def test_a_measurement_made_later_takes_a_failure_back(tmp_path: Path) -> None:
         with_failures(tmp_path / "later", failed_row("net", 4, run_id="r2")).estimate("net", GPU, 4, WHOLE)
 
 
-def test_where_everything_failed_one_line_says_so(tmp_path: Path) -> None:
-    estimator = DatabaseEstimator(database(tmp_path / "db", [failed_row("net", 8)]))
-    with pytest.raises(InputError, match=r"every measurement of net on gpu-test failed, the last: .* out of memory"):
-        estimator.estimate("net", GPU, 1, WHOLE)
-
-
 def test_a_model_whose_ops_have_nothing_to_count_is_carried_over_by_what_was_measured(tmp_path: Path) -> None:
     path = write_model(tmp_path / "none.onnx", [node("Relu", ["x"], ["y"])], {"x": ["N", 0]}, {"y": ["N", 0]})
     sha256 = load_graph(path).sha256
@@ -378,3 +373,114 @@ def test_measured_models_are_padded_as_the_measured_runtime_pads_them(
         assert estimator.estimate("c", GPU, 4, WHOLE).padding is padding
     path.unlink()  # what is not there cannot be served
     assert DatabaseEstimator(db).estimate("c", GPU, 4, WHOLE).padding is Padding.NONE
+
+
+ORT: dict[str, Any] = {"runtime": "onnxruntime", "execution": "fused", "precision": "tf32"}
+TORCH: dict[str, Any] = {"runtime": "pytorch", "execution": "eager", "precision": "tf32"}
+FLOAT32: dict[str, Any] = {**ORT, "precision": "float32"}
+
+
+def _row(batch: int, latency_ms: float, variant: dict[str, Any], model: str = "net", **more: Any) -> ModelRow:
+    row = measured_row(model, batch, latency_ms, device=GPU.name, **more)
+    return replace(row, runtime=variant["runtime"], execution=variant["execution"], precision=variant["precision"])
+
+
+@pytest.mark.parametrize("other", [TORCH, FLOAT32])
+def test_no_estimate_lies_between_two_runtimes_or_precisions(tmp_path: Path, other: dict[str, Any]) -> None:
+    # Of the other way twice as many rows would be preferred were they of the same runtime.
+    rows = [_row(1, 1.0, ORT), _row(8, 8.0, ORT), _row(2, 50.0, other), _row(4, 100.0, other)]
+    rows += [_row(16, 16.0, ORT)]
+    estimator = DatabaseEstimator(database(tmp_path / "db", rows))
+    estimate = estimator.estimate("net", GPU, 4, Share())
+    assert estimate.latency_ms.source == INTERPOLATED and estimate.latency_ms.value == pytest.approx(4.0)
+    assert estimate.variant == "onnxruntime fused tf32"
+    assert estimator.batches("net", GPU, Share()) == (1, 8, 16)
+
+
+def test_one_is_named_and_two_are_said(tmp_path: Path) -> None:
+    rows = [_row(1, 1.0, ORT), _row(1, 3.0, TORCH), _row(1, 2.0, ORT, model="single")]
+    estimator = DatabaseEstimator(database(tmp_path / "db", rows))
+    (note,) = describe_choice(estimator, ["net", "single"], [GPU.name])
+    assert note == (
+        "net was measured on gpu-test by onnxruntime fused tf32 and by pytorch eager tf32: "
+        "figures are of onnxruntime fused tf32 alone"
+    )
+
+
+def test_a_model_that_only_another_runtime_measured_is_estimated_by_its_own_rows(tmp_path: Path) -> None:
+    rows = [_row(1, 1.0, ORT), _row(1, 3.0, TORCH, model="other")]
+    estimate = DatabaseEstimator(database(tmp_path / "db", rows)).estimate("other", GPU, 1, Share())
+    assert (estimate.latency_ms.value, estimate.latency_ms.source, estimate.variant) == (
+        3.0,
+        MEASURED,
+        "pytorch eager tf32",
+    )
+
+
+def test_a_slowdown_of_another_runtime_does_not_count(tmp_path: Path) -> None:
+    def beside(variant: dict[str, Any], latency_ms: float) -> ColocationRow:
+        return ColocationRow(
+            "r1", GPU.name, 0, 0, "net", 1, "net:1:50%", 50.0, latency_mean_ms=latency_ms, solo_latency_mean_ms=2.0,
+            **variant,
+        )  # fmt: skip
+
+    rows = [_row(1, 2.0, ORT, share=50.0), _row(1, 6.0, TORCH, share=50.0)]
+    db = database(tmp_path / "db", rows, colocations=[beside(ORT, 2.2), beside(TORCH, 20.0)])
+    estimate = DatabaseEstimator(db).estimate("net", GPU, 1, Share(50.0), (Workload("net", 1, Share(50.0)),))
+    assert estimate.latency_ms.value == pytest.approx(2.2)
+
+
+class MeanOfOthers:
+    """Estimates the mean of all latencies in the database."""
+
+    def __init__(self, db: KernelDb) -> None:
+        self.models = set(db.read_table("models", ["model"])["model"].to_pylist())
+        self.mean_ms = statistics.fmean(db.read_table("models", ["latency_mean_ms"])["latency_mean_ms"].to_pylist())
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        if model == "refused":
+            raise InputError("refused is refused")
+        figure = Figure(self.mean_ms, "mean", 0.5 * self.mean_ms, 1.5 * self.mean_ms)
+        return Estimate(workload=Workload(model, batch, share, processes), device=device.name, latency_ms=figure)
+
+    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        return (1,)
+
+    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
+        return (Share(),)
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> KernelDb:
+    times_ms = {"a": 1.0, "b": 2.0, "refused": 6.0}
+    return database(tmp_path / "db", [measured_row(name, 1, ms, device="v100") for name, ms in times_ms.items()])
+
+
+def test_each_model_is_estimated_from_the_others(db: KernelDb) -> None:
+    latencies = estimate_held_out(f"{__name__}:MeanOfOthers", db, "models", devices().__getitem__)
+    errors = {latency.model: (latency.measured_ms, latency.predicted_ms, latency.is_inside) for latency in latencies}
+    assert errors == {"a": (1.0, 4.0, False), "b": (2.0, 3.5, True), "refused": (6.0, None, None)}
+
+
+def test_a_copy_lacks_every_row_of_the_model(db: KernelDb, tmp_path: Path) -> None:
+    copy = copy_without(db, "model", "a", tmp_path / "copy")
+    assert MeanOfOthers(copy).models == {"b", "refused"}
+
+
+def test_the_command_prints_errors_coverage_and_what_has_no_estimate(
+    db: KernelDb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["evaluate", "--estimator", f"{__name__}:MeanOfOthers", "--db", str(db.path), "--json"]
+    assert main(words) == 0
+    captured = capsys.readouterr()
+    (row,) = json.loads(captured.out)
+    assert (row["count"], row["mean_pct"], row["coverage_pct"]) == (2, pytest.approx(187.5), 50.0)
+    assert "no estimate for 1 of 3 latencies" in captured.err
+
+
+def test_one_device_cannot_be_left_out(db: KernelDb, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["evaluate", "--estimator", "database", "--db", str(db.path), "--leave-out", "devices"]
+    assert main(words) == 3
+    assert "holds 1 device, but holding out devices takes at least 2" in capsys.readouterr().err

@@ -6,13 +6,19 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.domain.share import Share
-from gpuprof.errors import InputError
+from gpuprof.estimators.creq import METRICS, LaunchModel, achieved_occupancy_pct, shipped_creq
+from gpuprof.estimators.creq import SOURCE as CREQ_SOURCE
+from gpuprof.estimators.cross_gpu.execution import parse_execution
+from gpuprof.estimators.cross_gpu.features import make_table
+from gpuprof.estimators.cross_gpu.rates import rates_of
+from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.gk import (
     SOURCE,
     GkEstimator,
@@ -27,9 +33,11 @@ from gpuprof.estimators.gk import (
 )
 from gpuprof.estimators.learned.features import facts_of_op
 from gpuprof.estimators.memory import peak_activation_bytes
-from gpuprof.kernel_db.schema import KernelRow, OpRow, RunRow
+from gpuprof.kernel_db.schema import KernelRow, ModelRow, OpRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.profiling.timeline.creq import compute_requirement
+from gpuprof.zoo.architecture import find_architecture
+from gpuprof.zoo.build import build
 from tests.estimators.rows import GPU, database, measured_row, two_layers, with_kernels
 
 
@@ -116,11 +124,6 @@ def test_an_op_never_seen_has_the_kernels_of_the_nearest_of_its_type() -> None:
     assert nearest is not None and {kernel.name for kernel in nearest} <= {"pad", "conv"}
 
 
-def test_an_op_type_never_seen_is_named() -> None:
-    odd = _graph(_op("odd", "Einsum", ["x"], "y"))
-    assert require(odd, TABLE).unknown_ops == ("Einsum",)
-
-
 def test_memory_is_what_is_alive_at_once() -> None:
     # a and b and c are alive together while the right branch runs; x is gone by then.
     assert peak_activation_bytes(BRANCHES) == 3 * 4000
@@ -200,10 +203,60 @@ def test_the_interval_is_what_measured_models_were_off_by(tmp_path: Path) -> Non
     )
 
 
-def test_without_kernels_of_the_device_it_says_so(tmp_path: Path) -> None:
-    path = two_layers(tmp_path / "two.onnx")
-    db = database(tmp_path / "db", [measured_row("net", 1, 5.0)])
-    with pytest.raises(InputError, match="holds no kernels of gpu-test"):
-        GkEstimator(db).estimate(str(path), GPU, 1, Share())
-    with pytest.raises(InputError, match="holds no kernels"):
-        GkEstimator(None).estimate(str(path), GPU, 1, Share())
+V100 = device("v100")
+EAGER = parse_execution("float32", "eager")
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("creq") / "network.onnx"
+    build(find_architecture("random_cnn"), path)
+    return path
+
+
+def _creq(path: Path, batch: int, sm_pct: float = 100.0) -> dict[str, float]:
+    estimate = DatabaseEstimator(None, {"net": path}, execution=EAGER).estimate("net", V100, batch, Share(sm_pct))
+    return {metric: figure.value for metric, figure in estimate.creq_pct}
+
+
+def test_averages_grow_with_the_batch_until_the_gpu_is_full(network: Path) -> None:
+    requirements = [_creq(network, batch) for batch in (1, 8, 64, 512)]
+    for metric in ("wavg_occupancy", "wavg_sm_util"):
+        values = [requirement[metric] for requirement in requirements]
+        assert values == sorted(values)
+        assert values[0] < 0.5 * values[-1]
+    assert requirements[-1]["wavg_sm_util"] > 80.0
+
+
+def test_every_requirement_has_a_source_and_an_interval_within_a_hundred(network: Path) -> None:
+    estimate = DatabaseEstimator(None, {"net": network}, execution=EAGER).estimate("net", V100, 12, Share())
+    assert [metric for metric, _ in estimate.creq_pct] == list(METRICS)
+    for _, figure in estimate.creq_pct:
+        assert figure.source == f"{CREQ_SOURCE}: float32, pytorch-eager" and not figure.is_observed
+        assert figure.low is not None and figure.high is not None
+        assert 0.0 <= figure.low <= figure.value <= figure.high <= 100.0
+
+
+def test_what_was_profiled_is_never_mixed_with_predictions(tmp_path: Path) -> None:
+    rows: list[ModelRow] = [measured_row("net", 4, 5.0, device="v100")]
+    estimator = DatabaseEstimator(database(tmp_path / "db", rows), {})
+    assert estimator.estimate("net", V100, 4, Share()).creq_pct == ()
+
+
+def test_under_a_part_of_the_gpu_nothing_is_said(network: Path) -> None:
+    assert _creq(network, 4, 50.0) == {}
+
+
+def test_a_grid_of_one_block_a_processor_has_no_tail_and_many_waves_come_near_to_all() -> None:
+    occupancy = achieved_occupancy_pct(np.array([64.0, 64.0, 16.0]), np.array([0.5, 1000.0, 1000.0]), V100)
+    assert occupancy[:2] == pytest.approx(94.5, abs=0.1)
+    assert occupancy[2] == pytest.approx(94.5 / 4, abs=0.1)
+
+
+def test_a_wide_elementwise_op_fills_the_gpu_and_a_small_one_few_processors() -> None:
+    model: LaunchModel = shipped_creq()[0]
+    sizes = np.array([2.0**12, 2.0**26])
+    ops = make_table("elementwise", 2, read_bytes=4 * sizes, written_bytes=4 * sizes, elements=sizes, width=4.0)
+    predicted = model.predict(ops, V100, rates_of(V100, "float32"))
+    assert predicted.sm_utilization_pct[0] < 10.0 < 99.0 < predicted.sm_utilization_pct[1]
+    assert predicted.occupancy_pct[1] > 90.0

@@ -16,7 +16,7 @@ from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import split_name
 from gpuprof.errors import InputError, PluginError
 from gpuprof.estimators.builtin import make_estimator
-from gpuprof.estimators.wrappers import ServiceEstimator, name_services, name_tried_services
+from gpuprof.estimators.wrappers import ServiceEstimator, name_tried_services
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.placement.contract import demand as contract_demand
 from gpuprof.placement.contract import problem
@@ -54,10 +54,6 @@ def test_a_service_is_its_model_under_another_name() -> None:
     assert estimate.workload.model == "fast"
     alone = PROBLEM.estimator.estimate("m", DEVICE, batch, share)
     assert services.estimate("slow", DEVICE, batch, share).latency_ms == alone.latency_ms
-
-
-def test_where_services_are_called_as_their_models_nothing_is_put_between() -> None:
-    assert name_services(PROBLEM.estimator, {"m": "m"}) is PROBLEM.estimator
 
 
 def test_what_failed_of_a_model_failed_of_each_of_its_services() -> None:

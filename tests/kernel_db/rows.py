@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 from gpuprof.kernel_db.schema import TABLES, KernelRow, ModelRow, OpRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def make_database(path: Path, *run_ids: str) -> KernelDb:
+    """Return a new database of runs."""
+    database = KernelDb.create(path)
+    for run_id in run_ids:
+        database.append(a_run(run_id))
+    return database
 
 
 def a_run(run_id: str = "r1", model: str = "net", batch: int = 1, kernels: int = 3) -> Run:

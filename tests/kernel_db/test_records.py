@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import get_type_hints
 
 import pyarrow as pa
 import pytest
 
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.records import list_values, read_records, run_query
-from gpuprof.kernel_db.schema import ModelRow, RunRow
+from gpuprof.kernel_db.schema import TABLES, ModelRow, RunRow, arrow_schema, from_arrow, to_arrow, workload_label
 from gpuprof.kernel_db.store import KernelDb, Run
-from tests.kernel_db.rows import a_run
+from tests.kernel_db.rows import make_database
 
 ROWS = [ModelRow("r1", "resnet", "v100", batch, latency_mean_ms=2.0 * batch) for batch in (1, 2, 4)]
 
@@ -50,10 +51,7 @@ def test_times_are_read_as_pyarrow_reads_them() -> None:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> KernelDb:
-    database = KernelDb.create(tmp_path / "db")
-    database.append(a_run("r1"))
-    database.append(a_run("r2"))
-    return database
+    return make_database(tmp_path / "db", "r1", "r2")
 
 
 def test_tables_are_joined_by_name(runs: KernelDb) -> None:
@@ -80,6 +78,7 @@ def test_latest_models_has_the_newest_of_rows_measured_alike(runs: KernelDb) -> 
         "install httpfs",
         "load '/tmp/x.so'",
         "export database '/tmp/gpuprof-must-not-be'",
+        "delete from models",
         "selec",
         "select * from nowhere",
     ],
@@ -88,11 +87,6 @@ def test_a_query_reaches_nothing_but_the_tables(runs: KernelDb, statement: str) 
     with pytest.raises(InputError, match="the query failed"):
         run_query(runs, statement)
     assert not Path("/tmp/gpuprof-must-not-be").exists()
-
-
-def test_what_a_query_deletes_is_not_deleted(runs: KernelDb) -> None:
-    with pytest.raises(InputError):
-        run_query(runs, "delete from models")
     assert runs.read_table("models").num_rows == 2
 
 
@@ -100,3 +94,33 @@ def test_what_a_query_deletes_is_not_deleted(runs: KernelDb) -> None:
 def test_an_empty_query_is_refused_with_an_example(runs: KernelDb, statement: str) -> None:
     with pytest.raises(InputError, match=r"the query is empty.*from latest_models"):
         run_query(runs, statement)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_column_is_nullable_exactly_where_its_field_may_be_none(table: str) -> None:
+    hints = get_type_hints(TABLES[table])
+    for field in fields(TABLES[table]):
+        assert arrow_schema(table).field(field.name).nullable == (
+            type(None) in getattr(hints[field.name], "__args__", ())
+        )
+
+
+def test_rows_survive_arrow_and_null_stays_apart_from_zero() -> None:
+    rows = [ModelRow("r", "m", "cpu", 1, power_w=0.0), ModelRow("r", "m", "cpu", 2)]
+    back = from_arrow("models", to_arrow("models", rows))
+    assert back == rows
+    assert to_arrow("models", rows).column("power_w").to_pylist() == [0.0, None]
+
+
+def test_every_duration_size_and_rate_names_its_unit() -> None:
+    units = ("_ns", "_ms", "_s", "_us", "_pct", "_bytes", "_w", "_mhz", "_rps")
+    quantity = ("latency", "duration", "dram", "memory", "power", "throughput", "overhead", "occupancy", "clock_m")
+    for table in TABLES:
+        for field in arrow_schema(table):
+            if field.type in (pa.int64(), pa.float64()) and field.name.startswith(quantity):
+                assert field.name.endswith(units) or field.name == "dram_bytes_per_s", field.name
+
+
+def test_a_workloads_label_tells_processes_and_mig_apart() -> None:
+    assert workload_label("net", 8, 50.0, None, 1) == "net:8:50%"
+    assert workload_label("net", 8, 50.0, "3g.40gb", 2) == "net:8:3g.40gb/50%x2"

@@ -1,18 +1,19 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from gpuprof.errors import InputError
-from gpuprof.kernel_db.schema import arrow_schema
-from gpuprof.kernel_db.store import KernelDb, merge_segments, new_run_id
-from tests.kernel_db.rows import a_run
+from gpuprof.kernel_db.schema import SCHEMA_VERSION, VERSION_KEY, arrow_schema
+from gpuprof.kernel_db.store import KernelDb, merge_segments, migrate_table, new_run_id
+from tests.kernel_db.rows import a_run, assert_sound, make_database
 
 
 @pytest.mark.parametrize(
@@ -43,9 +44,7 @@ def test_rows_are_filtered_and_columns_come_in_the_order_that_was_asked_for(
 def test_duckdb_reads_the_files_without_gpuprof(tmp_path: Path) -> None:
     import duckdb
 
-    database = KernelDb.create(tmp_path / "db")
-    database.append(a_run("r1"))
-    database.append(a_run("r2"))
+    make_database(tmp_path / "db", "r1", "r2")
     files = f"{tmp_path}/db/*/models.parquet"
     result = duckdb.connect().execute("select count(*), sum(latency_mean_ms) from read_parquet(?)", [files])
     assert result.fetchall() == [(2, 3.0)]
@@ -69,8 +68,7 @@ def test_an_unwritable_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_failing_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    database = KernelDb.create(tmp_path / "db")
-    database.append(a_run("r1"))
+    database = make_database(tmp_path / "db", "r1")
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
@@ -83,9 +81,7 @@ def test_a_failing_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("damage", ["cut", "garbage", "empty"])
 def test_a_damaged_file_is_named_in_one_line(tmp_path: Path, damage: str) -> None:
-    database = KernelDb.create(tmp_path / "db")
-    database.append(a_run("r1"))
-    database.append(a_run("r2"))
+    database = make_database(tmp_path / "db", "r1", "r2")
     file = database.path / "r2" / "models.parquet"
     content = file.read_bytes()
     file.write_bytes({"cut": content[: len(content) // 2], "garbage": b"x" * 500, "empty": b""}[damage])
@@ -96,8 +92,7 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path: Path, damage: str) -> Non
 
 
 def test_what_a_dead_writer_left_is_cleared_but_not_beside_a_live_one(tmp_path: Path) -> None:
-    database = KernelDb.create(tmp_path / "db")
-    database.append(a_run("r1"))
+    database = make_database(tmp_path / "db", "r1")
     leftover = database.path / ".tmp-r9"
     leftover.mkdir()
     with database.writing():
@@ -128,17 +123,14 @@ def test_a_single_flipped_bit_in_the_data_is_found(tmp_path: Path) -> None:
 
 
 def test_a_negative_batch_in_a_file_is_one_line_that_names_it(tmp_path: Path) -> None:
-    database = KernelDb.create(tmp_path / "db")
-    database.append(a_run("r1"))
+    database = make_database(tmp_path / "db", "r1")
     database.append(a_run("r2", batch=-1))
     with pytest.raises(InputError, match=r"r2/models\.parquet is damaged: batch must be at least 1 but is -1"):
         database.read_table("models")
 
 
 def test_a_run_that_is_there_already_is_refused_even_after_it_was_compacted(tmp_path: Path) -> None:
-    database = KernelDb.create(tmp_path / "db")
-    database.append(a_run("r1"))
-    database.append(a_run("r2"))
+    database = make_database(tmp_path / "db", "r1", "r2")
     merge_segments(database)
     with pytest.raises(InputError, match="run r1 is in the kernel database"):
         database.append(a_run("r1"))
@@ -163,18 +155,59 @@ def test_a_reader_whose_segments_are_compacted_away_reads_them_where_they_are_no
     assert database.read_table("models").num_rows == 3
 
 
-def test_whoever_reads_tables_of_few_rows_imports_no_pandas(tmp_path: Path) -> None:
-    KernelDb.create(tmp_path / "db").append(a_run("r1"))
-    code = """
-import sys
-from pathlib import Path
-from gpuprof.kernel_db.records import read_records
-from gpuprof.kernel_db.schema import DeviceRow, ModelRow
-from gpuprof.kernel_db.store import KernelDb
-database = KernelDb(Path(sys.argv[1]))
-read_records(database, DeviceRow, {"device": "v100"})
-print(len(read_records(database, ModelRow, {"run_id": "r1", "mig_profile": None})), "pandas" in sys.modules)
-"""
-    command = [sys.executable, "-c", code, str(tmp_path / "db")]
-    completed = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert completed.stdout.split() == ["1", "False"]
+def _as_version(file: Path, version: int) -> None:
+    pq.write_table(pq.read_table(file).replace_schema_metadata({VERSION_KEY: str(version).encode()}), file)
+
+
+def test_a_newer_version_is_refused_with_the_fix(tmp_path: Path) -> None:
+    database = make_database(tmp_path / "db", "r1")
+    _as_version(database.path / "r1" / "models.parquet", SCHEMA_VERSION + 1)
+    with pytest.raises(InputError, match=r"models\.parquet has version .* \(upgrade gpuprof\)"):
+        database.read_table("models")
+
+
+def test_a_strangers_parquet_file_is_refused(tmp_path: Path) -> None:
+    database = make_database(tmp_path / "db", "r1")
+    pq.write_table(pa.table({"a": [1]}), database.path / "r1" / "models.parquet")
+    with pytest.raises(InputError, match="was not written by gpuprof"):
+        database.read_table("models")
+
+
+def test_rows_of_version_2_say_what_their_runs_said_of_the_runtime(tmp_path: Path) -> None:
+    database = KernelDb.create(tmp_path / "db")
+    runs: dict[str, dict[str, Any]] = {
+        "r1": {"runtime": "onnxruntime", "provider": "CPUExecutionProvider", "precision": "int64"},
+        "r2": {"runtime": "torch", "provider": "TorchCUDA", "precision": "float32"},
+        "r3": {"runtime": None, "provider": None, "precision": None},
+    }
+    expected = {
+        "r1": ("onnxruntime", "fused", "float32"),  # whole numbers are what the model takes, not what it computes in
+        "r2": ("pytorch", "eager", None),  # whether in TF32 was left to PyTorch
+        "r3": (None, None, None),
+    }
+    for run_id, fields in runs.items():
+        run = a_run(run_id)
+        database.append(replace(run, run=replace(run.run, **fields)))
+        for table in ("runs", "models", "ops", "kernels"):
+            file = database.path / run_id / f"{table}.parquet"
+            if table != "runs":
+                content = pq.read_table(file).drop_columns(["runtime", "execution", "precision"])
+                pq.write_table(content, file)
+            _as_version(file, 2)
+    for table in ("models", "ops", "kernels"):
+        rows = database.read_table(table, ["run_id", "runtime", "execution", "precision"]).to_pylist()
+        assert {row["run_id"]: (row["runtime"], row["execution"], row["precision"]) for row in rows} == expected
+    assert_sound(database)
+
+
+def test_occupancies_that_version_4_estimated_leave_the_column_of_counters() -> None:
+    rows = {
+        "run_id": ["r"] * 4,
+        "joined": ["both", "counters", None, None],
+        "start_ns": [0, None, 5, None],  # of a timeline alone, and of counters alone
+        "achieved_occupancy_pct": [10.0, 20.0, 30.0, 40.0],
+    }
+    old = pa.table(rows).replace_schema_metadata({VERSION_KEY: b"4"})
+    new = migrate_table("kernels", old, "kernels.parquet")
+    assert new.column("achieved_occupancy_pct").to_pylist() == [10.0, 20.0, None, 40.0]
+    assert new.column("launch_occupancy_pct").to_pylist() == [None, None, 30.0, None]

@@ -246,14 +246,6 @@ def test_models_with_one_recurrent_op_and_heads_of_their_own_are_merged(op_type:
     assert held["Gather"].how in ("merged", "shared")
     assert report.saved_bytes >= held[op_type].saved_bytes + held["Gather"].saved_bytes > 0
     assert report.weight_bytes_after < 0.55 * report.weight_bytes_before
-
-
-def test_recurrent_ops_run_apart_on_their_common_weights_and_a_row_stands_for_an_absent_model(tmp_path: Path) -> None:
-    paths = [save(recurrent(head_seed=seed), tmp_path, f"m{seed}") for seed in (1, 2)]
-    options = MergeOptions(force=True)
-    report = merge_sources(read_sources(paths), options).write(tmp_path / "merged.onnx")
-    (row,) = [row for row in report.operators if row.op_type == "LSTM"]
-    assert row.how == "shared"
     described = read_merged(tmp_path / "merged.onnx")
     assert described is not None
     assert [member.absent_rows for member in described.members] == [1, 1]

@@ -127,11 +127,6 @@ def test_equal_matrices_share_everything_and_pairs_are_told_apart() -> None:
     assert {pair for pair, block in blocks.items() if block.area == 750} == {(1, 0), (0, 1)}
 
 
-def test_nan_agrees_with_nothing() -> None:
-    a = np.full((20, 20), np.nan, np.float32)
-    assert common_blocks([a], [a.copy()])[0, 0].area == 0
-
-
 def _mostly_one_value(side: int) -> list[Matrix]:
     """Return matrices of mostly zeros among values so dense that agreeing is not transitive."""
     random = np.random.default_rng(3)

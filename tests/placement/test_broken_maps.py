@@ -308,12 +308,6 @@ def test_a_key_that_an_object_has_twice_is_refused(tmp_path: Path, whole: str, t
         read_map(path)
 
 
-@pytest.mark.parametrize("settings", [{"latency_budget": 2.0}, {"confidence": 1.5}, {"overhead_ms": -1.0}])
-def test_settings_that_no_plan_can_have_are_refused(settings: dict[str, float]) -> None:
-    with pytest.raises(InputError, match="must be"):
-        replace(evidence(GIVEN), **settings)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("policy", ["ffd", "optimal"])
 @pytest.mark.parametrize("options", [Options(), Options(latency_budget=0.5), Options(confidence=0.9)])
 def test_no_sound_map_is_refused(policy: str, options: Options) -> None:
@@ -423,21 +417,3 @@ def test_every_start_that_the_driver_refuses_and_every_overlap_is_found(pick: in
 
     violations = check_edited("mig", edit)
     assert ("geometry" in {violation.rule for violation in violations}) is is_wrong
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.sampled_from(sorted(PLANNED)), st.integers(0, 10**6))
-def test_every_demand_that_lost_a_replica_is_found(kind: str, pick: int) -> None:
-    lost: list[str] = []
-    violations = check_edited(kind, lambda c: lost.append(pick_place(c, pick)[1]["replicas"].pop()["model"]))
-    assert any(violation.rule == "rate" and violation.where == lost[0] for violation in violations)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 10**6), st.floats(1.5, 1e6))
-def test_every_replica_with_more_requests_than_it_serves_is_found(pick: int, factor: float) -> None:
-    def edit(content: Content) -> None:
-        replica = pick_place(content, pick)[1]["replicas"][0]
-        replica["rate_rps"] = max(replica["rate_rps"], replica["predicted"]["throughput_rps"]) * factor
-
-    assert {violation.rule for violation in check_edited("mig", edit)} & {"rate", "slo"}

@@ -106,20 +106,6 @@ def test_shares_of_an_oversubscribed_partition_are_ceilings_and_its_time_is_stil
     }
 
 
-@pytest.mark.parametrize(
-    ("partitions", "message"),
-    [
-        ([instance("a", "3g.40gb", 2), instance("b", "1g.10gb", 0)], "3g.40gb cannot start at slot 2, only at 0, 4"),
-        ([instance("a", "4g.40gb", 0), instance("b", "1g.10gb", 3)], "4g.40gb and 1g.10gb overlap in slot 3"),
-        ([instance("a", "7g.80gb", 0), instance("b", "1g.10gb", 6)], "7g.80gb and 1g.10gb overlap in slot 6"),
-        ([instance("a", "2g.20gb", 5), instance("b", "1g.10gb", 0)], "2g.20gb cannot start at slot 5, only at 0, 2, 4"),
-    ],
-)
-def test_layouts_that_the_driver_refuses_are_refused(partitions: list[PlacedPartition], message: str) -> None:
-    violations = check(draw_map(PlacedGpu("sliced", tuple(partitions))), evidence(GIVEN))
-    assert Violation("geometry", "node0 gpu 0", message) in violations
-
-
 def test_memory_beyond_the_devices_is_refused() -> None:
     big = replace(GIVEN, estimator=LinearEstimator(memory_bytes=9 * 2**30))
     violations = check(SOUND, evidence(big))

@@ -8,7 +8,6 @@ import pytest
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
 from gpuprof.machine import machine_code as module
-from gpuprof.machine.machine_code import compiling
 from gpuprof.placement.contract import demand, plain_device, problem
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.limit import Limit, TimeUpError, early_stop
@@ -16,27 +15,6 @@ from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.segment import Segments
 
 GIVEN = problem([demand("a", 20.0), demand("b", 20.0)])
-
-
-def test_what_is_kept_back_ends_the_limit_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: 0.0))
-    whole = Limit(10.0)
-    now[0] = 103.0
-    assert whole.keeping(4.0).left_s == 3.0
-    assert not whole.keeping(6.9).is_over
-    assert whole.keeping(7.0).is_over
-    assert Limit().keeping(5.0).seconds is None
-
-
-def test_time_spent_on_compiling_leaves_a_limit_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: now[0]))
-    whole = Limit(10.0).with_least(5.0)
-    with compiling():
-        now[0] += 30.0
-    now[0] += 4.0
-    assert whole.left_s == pytest.approx(6.0)
 
 
 def test_what_may_be_computed_in_any_case_is_counted_by_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:

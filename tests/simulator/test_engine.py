@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -20,14 +23,19 @@ from gpuprof.domain.arrival_process import (
     RecordedArrivals,
 )
 from gpuprof.domain.deployment import DeploymentMap, Replica
+from gpuprof.domain.sojourn import BatchServer
 from gpuprof.errors import InputError
-from gpuprof.rules.routing import FastestFirst
+from gpuprof.estimators.queueing.queueing import BatchQueue
+from gpuprof.rules.batching import batch_size_now
+from gpuprof.rules.host_work import HostWork, disturb_servers
+from gpuprof.rules.routing import FastestFirst, ReplicaLoad, decay_count, forecast_joining
+from gpuprof.rules.turns import LoadedReplica
 from gpuprof.simulator import engine
 from gpuprof.simulator.cluster import Failure, SimulationOptions, parse_failure
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
+from gpuprof.simulator.state import LONGEST_NS, bin_of, bins, cdf_ms, edges_ns, percentile_ms
 from tests.simulator.maps import at, make_map, replica
-from tests.simulator.reference import play
 
 
 def outcome(
@@ -38,11 +46,6 @@ def outcome(
         make_map([[r] for r in replicas], slo_ms), {"m": at(*milliseconds)}, options or SimulationOptions(1.0)
     )
     return result.models[0]
-
-
-def test_a_lone_request_takes_the_service_time() -> None:
-    result = outcome([replica("m", [5.0])], 0.0)
-    assert (result.mean_ms, result.p50_ms, result.max_ms) == (5.0, 5.0, 5.0)
 
 
 def test_a_part_of_a_batch_waits_for_others_and_then_goes() -> None:
@@ -337,3 +340,239 @@ def test_servers_of_exponential_service_wait_as_erlang_says(servers: int, load: 
     waits = offered**servers / math.factorial(servers) / (1 - load)
     probability = waits / (sum(offered**k / math.factorial(k) for k in range(servers)) + waits)
     assert result.stage_mean_ms["queue"] == pytest.approx(probability / (servers * (1 - load)), rel=0.01)
+
+
+TWO_CORES = HostWork(host_ms=2.0, host_cores=2)
+
+
+def half(model: str, ms: float = 10.0, share_pct: float = 50.0) -> Replica:
+    return replica(model, [ms]).model_copy(update={"sm_share_pct": share_pct})
+
+
+def run(
+    replicas: Sequence[Replica], arrivals_ms: Mapping[str, Sequence[float]], host: HostWork, gpus: int = 1
+) -> SimulationOutcome:
+    times: dict[str, ArrivalProcess] = {
+        model: RecordedArrivals(np.array([round(1e6 * t) for t in times_ms], np.int64), 1.0)
+        for model, times_ms in arrivals_ms.items()
+    }
+    spread = [replicas[i::gpus] for i in range(gpus)]
+    return simulate(make_map(spread), times, SimulationOptions(1.0, host=host))
+
+
+def longest(outcome: SimulationOutcome) -> list[float]:
+    return [model.max_ms or 0.0 for model in outcome.models]
+
+
+def test_nobody_is_disturbed_while_a_core_is_idle() -> None:
+    # b comes when a has gone: there is an idle core all the time.
+    assert longest(run([half("a"), half("b")], {"a": [0.0], "b": [20.0]}, TWO_CORES)) == [10.0, 10.0]
+
+
+def test_what_comes_while_every_core_runs_a_batch_takes_its_time_from_one() -> None:
+    # At 2 both run; the arrivals at 3 and 4 take 1 ms each from one of them or the other.
+    simulated = run([half("a"), half("b")], {"a": [0.0, 3.0, 4.0], "b": [2.0]}, TWO_CORES)
+    quiet = run([half("a"), half("b")], {"a": [0.0, 3.0, 4.0], "b": [2.0]}, HostWork())
+    assert simulated.replicas[0].utilization + simulated.replicas[1].utilization > sum(
+        replica.utilization for replica in quiet.replicas
+    )
+    assert longest(quiet) == [26.0, 10.0]
+    assert all(late >= early for late, early in zip(longest(simulated), longest(quiet), strict=True))
+    assert longest(simulated) != longest(quiet)
+
+
+def test_alone_on_its_only_core_a_batch_bears_every_request() -> None:
+    # 1 ms each at 3 and 4, while the batch runs, and at its end for the answer, while the next one runs; and so on.
+    simulated = run([half("a", share_pct=100.0)], {"a": [0.0, 3.0, 4.0]}, HostWork(host_ms=2.0, host_cores=1))
+    assert longest(simulated) == [pytest.approx(34.0 - 4.0, abs=1e-6)]  # ends at 13, 24 and so 12 + 11 + 11
+
+
+def test_on_several_machines_and_for_replicas_that_come_and_go_nothing_is_said() -> None:
+    arrivals = {"a": [0.0, 3.0, 4.0], "b": [2.0]}
+    assert longest(run([half("a"), half("b")], arrivals, TWO_CORES, gpus=2)) == [26.0, 10.0]
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
+def test_the_simulation_comes_to_what_the_prediction_says(load: float) -> None:
+    """Mean time in service, by the queueing model that `place` predicts with and event by event."""
+    ms = {"a": 6.5, "b": 46.0}
+    host = HostWork(host_ms=0.8, host_cores=2)
+    rates = {model: load * 1000.0 / time for model, time in ms.items()}
+    arrivals: dict[str, ArrivalProcess] = {model: GammaArrivals(rate) for model, rate in rates.items()}
+    parts = [half(model, time) for model, time in ms.items()]
+    simulated = simulate(make_map([parts]), arrivals, SimulationOptions(2000.0, seed=1, host=host))
+    running = [LoadedReplica(BatchServer((time,), 1, 0.0), rates[model], 50.0) for model, time in ms.items()]
+    expected = disturb_servers(host, running, BatchQueue())
+    for model, calm, server in zip(simulated.models, ms.values(), expected, strict=True):
+        longer, predicted = (model.stage_mean_ms["service"] or 0.0) / calm - 1.0, server.latency_ms[0] / calm - 1.0
+        # The long batches are met more often than predicted: they go on beside several of the short ones.
+        assert longer == pytest.approx(predicted, rel=0.15 if model.model == "a" else 0.4, abs=0.001)
+
+
+def test_most_of_the_work_goes_on_where_it_was_idle_last() -> None:
+    # b's batch runs all the while; every second of a's comes while the one before it runs.
+    arrivals = {"a": [10.0 * k for k in range(1, 40)] + [10.0 * k + 1.0 for k in range(1, 40)], "b": [0.0]}
+    short, long = run([half("a", 4.0), half("b", 500.0)], arrivals, TWO_CORES).replicas
+    extra = short.utilization - 78 * 4.0 / 1000.0, long.utilization - 0.5
+    assert extra[0] + extra[1] > 0.05
+    assert extra[0] > 3.0 * extra[1] > 0.0
+
+
+@settings(deadline=None)  # the first call may compile
+@given(value=st.integers(0, LONGEST_NS), bits=st.sampled_from([6, 9]))
+def test_a_time_lies_in_its_bin_and_the_bin_is_narrow(value: int, bits: int) -> None:
+    edges = edges_ns(bits)
+    position = bin_of(value, bits)
+    assert edges[position] <= value < edges[position + 1]
+    assert edges[position + 1] - edges[position] <= max(1, value / 2 ** (bits - 1))
+
+
+def test_percentiles_are_those_of_the_values() -> None:
+    values = np.random.default_rng(3).gamma(2.0, 5e6, 20_000).astype(np.int64)
+    counts = np.bincount([bin_of(int(v), 9) for v in values], minlength=bins(9))
+    for percent in (50.0, 95.0, 99.0):
+        assert percentile_ms(counts, 9, percent) == pytest.approx(np.percentile(values, percent) / 1e6, rel=0.004)
+    times, fraction = cdf_ms(counts, 9)
+    assert fraction[-1] == 1.0
+    assert np.interp(10.0, times, fraction) == pytest.approx((values <= 10e6).mean(), abs=0.005)
+
+
+def group(own_ms: dict[str, float], turns: int = 1) -> list[Replica]:
+    """Replicas of one worker, for batches of one."""
+    return [
+        replica(model, [turn_ms]).model_copy(update={"turns": turns, "sm_share_pct": 40.0})
+        for model, turn_ms in own_ms.items()
+    ]
+
+
+def test_a_batch_waits_while_another_has_its_turn() -> None:
+    result = simulate(make_map([group({"a": 10.0, "b": 4.0})]), {"a": at(0.0), "b": at(2.0)}, SimulationOptions(1.0))
+    assert [model.mean_ms for model in result.models] == [10.0, 12.0]
+
+
+def test_groups_and_devices_take_their_turns_apart() -> None:
+    gpus = [[*group({"a": 10.0, "b": 4.0}), *group({"c": 5.0, "d": 5.0}, 2)], group({"e": 3.0, "f": 3.0})]
+    result = simulate(make_map(gpus), {model: at(0.0) for model in "abcdef"}, SimulationOptions(1.0))
+    assert [model.mean_ms for model in result.models] == [10.0, 14.0, 5.0, 10.0, 3.0, 6.0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    own=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    sent=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 200)), min_size=1, max_size=60),
+)
+def test_as_a_queue_of_one_server_where_each_model_has_one_batch_at_a_time(
+    own: list[int], sent: list[tuple[int, int]]
+) -> None:
+    names = [f"m{number}" for number in range(len(own))]
+    # Apart by nanoseconds, so that no two events are at one instant.
+    due = sorted(
+        {
+            (time * 1_000_000 + number * 1000 + model % len(own), model % len(own))
+            for number, (model, time) in enumerate(sent)
+        }
+    )
+    arrivals = {
+        name: RecordedArrivals(np.array([time for time, model in due if model == number], np.int64), 1.0)
+        for number, name in enumerate(names)
+    }
+    given_map = make_map([group(dict(zip(names, map(float, own), strict=True)))])
+    result = simulate(given_map, arrivals, SimulationOptions(1.0, refuse_hopeless=False))
+    for number, row in enumerate(result.models):
+        expected = play_turns(own, due, number)
+        assert row.requests == len(expected)
+        if expected:
+            assert row.mean_ms == pytest.approx(sum(expected) / len(expected) * 1e-6, rel=1e-6)
+
+
+def play_turns(batch_ms: list[int], due: list[tuple[int, int]], which: int) -> list[int]:
+    """Return the times of a model's requests: each model holds one request ready, the oldest ready one runs next."""
+    waiting: dict[int, list[int]] = {
+        number: [time for time, model in due if model == number] for number in range(len(batch_ms))
+    }
+    free_at = dict.fromkeys(waiting, 0)  # when a model's request before has been answered
+    until, durations = 0, []
+    while any(waiting.values()):
+        ready, number = min((max(times[0], free_at[number]), number) for number, times in waiting.items() if times)
+        until = max(until, ready) + batch_ms[number] * 1_000_000
+        free_at[number] = until
+        sent = waiting[number].pop(0)
+        if number == which:
+            durations.append(until - sent)
+    return durations
+
+
+@dataclass
+class ReferenceServer:
+    """One replica: its queue of (arrival, request) and when each process is free."""
+
+    replica: Replica
+    queue: deque[tuple[int, int]] = field(default_factory=deque)
+    free_at: list[int] = field(default_factory=list)
+    idle: list[bool] = field(default_factory=list)
+    count: float = 0.0
+    counted_at: int = 0
+    joining: int = 0
+
+    def load(self, now: int) -> ReplicaLoad:
+        oldest = (now - self.queue[0][0]) * 1e-6 if self.queue else 0.0
+        busy = tuple(max(0, t - now) * 1e-6 for t in self.free_at)
+        assert self.replica.batch_latency_ms is not None
+        idle, times = sum(self.idle), self.replica.batch_latency_ms
+        joining = 0 if idle else self.joining
+        return ReplicaLoad(len(self.queue), oldest, busy, times, self.replica.max_wait_ms, idle, joining)
+
+    def count_arrivals(self, now: int) -> float:
+        assert self.replica.batch_latency_ms is not None
+        return decay_count(self.count, (now - self.counted_at) * 1e-6, self.replica.batch_latency_ms[-1])
+
+    def begin(self, size: int, now: int) -> None:
+        times = self.replica.batch_latency_ms
+        assert times is not None
+        count = self.count_arrivals(now)
+        self.joining = forecast_joining(count, times[size - 1], times, len(self.idle), 0.0, math.inf)
+
+
+def play(replicas: Sequence[Replica], arrivals: Sequence[int], rule: FastestFirst) -> list[int]:
+    """Return when each request is answered, all of one model, without randomness; times in nanoseconds."""
+    servers = [ReferenceServer(r, free_at=[0] * r.processes, idle=[True] * r.processes) for r in replicas]
+    first_process = [sum(r.processes for r in replicas[:i]) for i in range(len(replicas))]
+    events: list[tuple[int, int, int]] = [(time, 2, i) for i, time in enumerate(arrivals)]
+    heapq.heapify(events)
+    answered = [0] * len(arrivals)
+
+    def start(s: int, now: int) -> None:
+        server, replica = servers[s], replicas[s]
+        assert replica.batch_latency_ms is not None
+        while any(server.idle) and server.queue:
+            limit = round(replica.max_wait_ms * 1e6)
+            over = now - server.queue[0][0] >= limit
+            waited = (
+                replica.max_wait_ms if over else min((now - server.queue[0][0]) * 1e-6, replica.max_wait_ms * 0.999999)
+            )
+            size = batch_size_now(len(server.queue), replica.batch, waited, replica.max_wait_ms)
+            if size == 0:
+                heapq.heappush(events, (server.queue[0][0] + limit, 4, s))
+                return
+            process = server.idle.index(True)
+            server.begin(size, now)
+            end = now + int(replica.batch_latency_ms[size - 1] * 1e6 + 0.5)
+            for _ in range(size):
+                answered[server.queue.popleft()[1]] = end
+            server.idle[process], server.free_at[process] = False, end
+            heapq.heappush(events, (end, 1, first_process[s] + process))
+
+    while events:
+        now, kind, ident = heapq.heappop(events)
+        if kind == 1:
+            s = max(i for i in range(len(replicas)) if first_process[i] <= ident)
+            servers[s].idle[ident - first_process[s]] = True
+            start(s, now)
+        elif kind == 2:
+            s = rule.choose([server.load(now) for server in servers])
+            servers[s].count, servers[s].counted_at = 1.0 + servers[s].count_arrivals(now), now
+            servers[s].queue.append((now, ident))
+            start(s, now)
+        else:
+            start(ident, now)
+    return answered

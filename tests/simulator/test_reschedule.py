@@ -28,6 +28,11 @@ def by_load(rates: Mapping[str, float]) -> DeploymentMap:
     return TWO if rates["m"] > 90.0 else ONE
 
 
+def follow_load() -> Timetable:
+    rates = observed_rates(ONE, rising(), SimulationOptions(60.0), 10.0)
+    return make_timetable(ONE, rates, 10.0, by_load, MoveCosts(4.0, 9.0), 60.0)
+
+
 def run(table: Timetable, arrivals: Mapping[str, ArrivalProcess]) -> list[int]:
     options = SimulationOptions(60.0, switches=table.switches, absent=table.absent)
     return [r.answered for r in simulate(table.deployment, arrivals, options).replicas]
@@ -42,9 +47,7 @@ def test_the_rates_that_are_observed_are_those_that_are_simulated() -> None:
 
 
 def test_a_new_replica_begins_when_its_model_is_loaded_and_the_one_that_stays_goes_on() -> None:
-    table = make_timetable(
-        ONE, observed_rates(ONE, rising(), SimulationOptions(60.0), 10.0), 10.0, by_load, MoveCosts(4.0, 9.0), 60.0
-    )
+    table = follow_load()
     assert [(epoch.begin_s, epoch.started) for epoch in table.epochs] == [(0.0, 0), (30.0, 1)]
     assert table.switches == (Switch(34.0, begin=(1,)),)
     assert table.absent == (1,)
@@ -52,9 +55,7 @@ def test_a_new_replica_begins_when_its_model_is_loaded_and_the_one_that_stays_go
 
 
 def test_more_replicas_answer_more_in_time_than_the_map_that_stays() -> None:
-    table = make_timetable(
-        ONE, observed_rates(ONE, rising(), SimulationOptions(60.0), 10.0), 10.0, by_load, MoveCosts(4.0, 9.0), 60.0
-    )
+    table = follow_load()
     assert sum(run(table, rising())) > 1.2 * sum(run(Timetable(ONE, table.epochs[:1], (), ()), rising()))
 
 
@@ -109,9 +110,7 @@ def test_a_gpu_that_was_not_in_use_is_cut_up_before_its_model_loads() -> None:
 
 
 def test_the_figures_of_following_a_load_are_those_of_its_maps_and_its_requests() -> None:
-    table = make_timetable(
-        ONE, observed_rates(ONE, rising(), SimulationOptions(60.0), 10.0), 10.0, by_load, MoveCosts(4.0, 9.0), 60.0
-    )
+    table = follow_load()
     outcome = simulate(
         table.deployment, rising(), SimulationOptions(60.0, switches=table.switches, absent=table.absent)
     )

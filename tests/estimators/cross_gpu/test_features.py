@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import replace
+from pathlib import Path
 
+import lightgbm
 import numpy as np
 import pytest
 
 from bench.published_ops import attention_table, product_table
+from bench.tree_export import export_trees
 from gpuprof.domain.catalogue import device
+from gpuprof.domain.device import MigProfile
+from gpuprof.domain.estimate import ROOFLINE, UNCALIBRATED
 from gpuprof.domain.share import Share
-from gpuprof.errors import InputError
-from gpuprof.estimators.cross_gpu.features import Array, OpTable, bound_times, preparation_names, prepare_seconds
+from gpuprof.errors import InputError, UnavailableError
+from gpuprof.estimators.ceilings import with_ceilings
+from gpuprof.estimators.cross_gpu.cost_model import Forest
+from gpuprof.estimators.cross_gpu.features import Array, OpTable, bound_times
 from gpuprof.estimators.cross_gpu.rates import rates_of, resolve_precision, sustained_part
+from gpuprof.estimators.roofline import (
+    CEILINGS,
+    GraphWork,
+    WorkByBatch,
+    bandwidth,
+    op_times_s,
+    reread_bandwidth,
+    roofline_ms,
+    source_of,
+    work_of,
+)
+from gpuprof.graph.load import load_graph
+from gpuprof.kernel_db.schema import DeviceRow
+from tests.estimators.rows import CPU, GPU, database, two_layers
 
 L40S = rates_of(device("l40s"), "bfloat16")
 
@@ -61,17 +84,6 @@ def test_many_short_sequences_take_longer_than_one_long_one_of_as_much_traffic()
     assert _expected_seconds(many)[0] > 3.0 * _expected_seconds(few)[0]
 
 
-def test_half_of_what_a_framework_prepares_takes_cycles() -> None:
-    ones = np.ones(1)
-    op = attention_table(ones, ones, ones, ones, ones, 64 * ones, causal=False, key_bytes=2.0)
-    preparations = {str(preparation_names(op)[0]): 1e-5}
-    seconds = {
-        name: prepare_seconds(op, rates_of(device(name), "bfloat16"), preparations)[0] for name in ("l40s", "a100-80")
-    }
-    assert seconds["l40s"] == pytest.approx(1e-5 * (0.5 + 0.5 * 1500.0 / 2520.0))
-    assert seconds["a100-80"] == pytest.approx(1e-5 * (0.5 + 0.5 * 1500.0 / 1410.0))
-
-
 def test_small_boards_never_hold_their_boost_clock() -> None:
     held = {name: sustained_part(device(name), "float32") for name in ("t4", "l4", "a100-pcie-40", "a100-80")}
     assert held["l4"] < held["t4"] < 0.6 < held["a100-pcie-40"] < held["a100-80"] == 1.0
@@ -90,11 +102,6 @@ def test_the_power_limit_slows_the_first_tensor_cores_more_than_the_same_board_w
         later = replace(board, compute_capability="8.0")
         assert sustained_part(board, "float16") < 0.85 * sustained_part(later, "float16")
         assert sustained_part(board, "float32") == sustained_part(later, "float32")
-
-
-def test_a_gpu_without_tensor_cores_is_not_slowed_like_the_first_of_them() -> None:
-    p100 = device("p100")
-    assert sustained_part(p100, "float16") == sustained_part(replace(p100, compute_capability="8.0"), "float16")
 
 
 def test_an_unknown_process_or_limit_is_no_reason_to_slow_down() -> None:
@@ -135,3 +142,115 @@ def test_the_power_limit_counts_at_the_clock_that_the_tensor_cores_peak_is_told_
     slower = replace(h100, clock_mhz=1830.0)
     assert sustained_part(h100, "bfloat16") == pytest.approx(sustained_part(slower, "bfloat16"), rel=1e-3)
     assert sustained_part(h100, "bfloat16") < sustained_part(replace(h100, clock_mhz=1500.0), "bfloat16")
+
+
+RNG = np.random.default_rng(3)
+ROWS = RNG.normal(size=(500, 4))
+TARGET = np.where(ROWS[:, 0] > 0.2, ROWS[:, 1] ** 2, -1.0) + 0.1 * ROWS[:, 3]
+
+
+def _train_booster(rounds: int) -> lightgbm.Booster:
+    data = lightgbm.Dataset(ROWS, TARGET, params={"verbose": -1})
+    return lightgbm.train(
+        {"objective": "l1", "num_leaves": 9, "verbose": -1, "num_threads": 1}, data, num_boost_round=rounds
+    )
+
+
+@pytest.mark.parametrize("rounds", [1, 40])
+def test_the_sum_of_the_trees_is_lightgbms(rounds: int) -> None:
+    booster, inputs = _train_booster(rounds), RNG.normal(size=(300, 4)) * 2
+    forest = Forest(export_trees(booster), "test")
+    assert forest.predict(inputs) == pytest.approx(booster.predict(inputs), rel=1e-6, abs=1e-6)
+
+
+def test_rows_on_a_threshold_go_left_in_double_precision() -> None:
+    booster = _train_booster(40)
+    edges = np.array(list(booster.trees_to_dataframe()["threshold"].dropna()))[:, None] + np.zeros(4)
+    for rows in (edges, np.nextafter(edges, np.inf), np.nextafter(edges, -np.inf)):
+        assert Forest(export_trees(booster), "test").predict(rows) == pytest.approx(booster.predict(rows), abs=1e-6)
+
+
+def test_without_onnx_runtime_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(UnavailableError, match=r"need ONNX Runtime, .*\[cpu\]"):
+        Forest(export_trees(_train_booster(1)), "test")
+
+
+def _work(flops: float, moved: float, op: str = "Conv") -> GraphWork:
+    return GraphWork((op,), ("float32",), np.array([flops]), np.array([moved]), (), 0.0, 0)
+
+
+def test_an_op_takes_the_longer_of_its_arithmetic_and_its_traffic() -> None:
+    assert op_times_s(_work(1e11, 1.0), CPU, Share())[0] == pytest.approx(1.0)
+    assert op_times_s(_work(1.0, 1e10), CPU, Share())[0] == pytest.approx(1.0)
+
+
+def test_half_of_the_cores_do_half_of_the_arithmetic() -> None:
+    assert roofline_ms(_work(1e11, 1.0), CPU, Share(50.0)) == pytest.approx(2000.0)
+
+
+def test_half_of_the_units_still_draw_all_of_the_bandwidth_and_a_quarter_half() -> None:
+    assert bandwidth(GPU, Share(50.0)) == GPU.dram_bytes_per_s
+    assert bandwidth(GPU, Share(25.0)) == GPU.dram_bytes_per_s / 2
+
+
+def test_a_mig_instance_has_the_bandwidth_of_its_memory_slices() -> None:
+    profile = MigProfile("3g.40gb", 42, 2**34, 4, 3, (0, 4), 2)
+    assert bandwidth(replace(GPU, mig_slices=8, mig_profiles=(profile,)), Share(100.0, "3g.40gb")) == 0.5e12
+
+
+def test_a_small_op_cannot_use_all_units_of_a_gpu() -> None:
+    tiny = _work(2.0 * 64**3, 1.0)
+    assert op_times_s(tiny, GPU, Share())[0] == pytest.approx(2.0 * 64**3 / 1e13 * 80 + 1.37 * 1e-6)
+
+
+def test_matrices_in_float32_run_in_tf32_where_the_device_has_it() -> None:
+    ampere = replace(GPU, flops_per_s={"float32": 1e13, "tfloat32": 8e13})
+    assert op_times_s(_work(1e13, 1.0), ampere, Share())[0] == pytest.approx(1 / 8 + 1.37 * 1e-6)
+    assert op_times_s(_work(1e13, 1.0, "Softmax"), ampere, Share())[0] == pytest.approx(1.0 + 1.37 * 1e-6)
+
+
+def test_only_measured_rates_make_a_roofline_calibrated() -> None:
+    assert source_of(CPU) == UNCALIBRATED
+    assert source_of(replace(CPU, sources={"ceilings": "measured"})) == ROOFLINE
+
+
+def test_the_work_at_any_batch_is_that_of_the_graph_at_that_batch(tmp_path: Path) -> None:
+    path = two_layers(tmp_path / "two.onnx")
+    work, true = WorkByBatch(lambda batch: load_graph(path, batch)).at(11), work_of(load_graph(path, 11))
+    assert work.flops == pytest.approx(true.flops)
+    assert work.bytes_moved == pytest.approx(true.bytes_moved)
+    assert work.activation_bytes == true.activation_bytes
+
+
+CURVE = [[2**20, 4e10], [2**27, 6e9]]
+
+
+def _row(share: float, flops: float, *, measured: bool = True, run_id: str = "r1") -> DeviceRow:
+    return DeviceRow(
+        run_id, CPU.name, "cpu", 4, share, float32_flops_per_s=flops, dram_bytes_per_s=6e9,
+        reread_bytes_per_s=json.dumps(CURVE), measured=measured,
+    )  # fmt: skip
+
+
+def test_rates_measured_under_a_share_speak_for_the_whole(tmp_path: Path) -> None:
+    db = database(tmp_path / "db", devices=[_row(25.0, 2e10), _row(100.0, 9e10, measured=False)])
+    device = with_ceilings(CPU, db)
+    assert device.flops_per_s["float32"] == pytest.approx(8e10)
+    assert device.dram_bytes_per_s == pytest.approx(1.2e10)  # a quarter of the cores draws half of it
+    assert [size for size, _ in device.reread_bytes_per_s] == [2**20, 2**27]
+    assert [rate for _, rate in device.reread_bytes_per_s] == pytest.approx([1.6e11, 1.2e10])
+    assert "25%" in device.sources[CEILINGS]
+    sizes, between = np.array([2.0**20, 2.0**27]), np.array([(2**20 * 2**27) ** 0.5])
+    assert reread_bandwidth(device, Share(25.0), sizes) == pytest.approx([4e10, 6e9])  # as it was measured
+    assert reread_bandwidth(device, Share(25.0), between) == pytest.approx([(4e10 * 6e9) ** 0.5])
+
+
+def test_rates_of_the_whole_win_over_those_of_a_share(tmp_path: Path) -> None:
+    db = database(tmp_path / "db", devices=[_row(100.0, 7e10)])
+    database(tmp_path / "db", devices=[_row(25.0, 2e10, run_id="r2")], run_id="r2")
+    assert with_ceilings(CPU, db).flops_per_s["float32"] == 7e10
+
+
+def test_a_device_without_measured_caches_has_its_memorys_rate_everywhere() -> None:
+    assert reread_bandwidth(CPU, Share(), np.array([1.0, 1e12])).tolist() == [CPU.dram_bytes_per_s] * 2

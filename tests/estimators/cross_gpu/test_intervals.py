@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import NodeProto, TensorProto, helper
 
 from bench.ledger import PAGE, read_table
-from gpuprof.domain.catalogue import device, devices
+from gpuprof.domain.catalogue import device
+from gpuprof.domain.catalogue import device as device_named
+from gpuprof.domain.estimate import Estimate
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.estimators.conformal import common_factor, interval_factor, left_out_residuals
 from gpuprof.estimators.cross_gpu import cross_gpu
 from gpuprof.estimators.cross_gpu import intervals as evidence
 from gpuprof.estimators.cross_gpu.execution import parse_execution
@@ -20,14 +26,15 @@ from gpuprof.estimators.cross_gpu.features import make_table, stack_tables
 from gpuprof.estimators.cross_gpu.intervals import (
     ErrorScales,
     TimeParts,
-    generation_of,
     list_compared_boards,
     name_kinds,
 )
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode
 from gpuprof.estimators.database import DatabaseEstimator
+from gpuprof.pipeline.estimate import require_sure
 from gpuprof.zoo.architecture import find_architecture
 from gpuprof.zoo.build import build
+from tests.small_models import write_model
 
 SCALES = ErrorScales(
     ops={"product": 0.2, "softmax": 0.4},
@@ -87,10 +94,6 @@ def test_where_the_host_takes_longer_its_own_scale_counts() -> None:
     assert np.log(SCALES.widen_model(host, "products cores", "", named_host=True)) == pytest.approx(0.5 * 0.2)
     near = TimeParts(1.0, 0.9, {"product": 1.0})
     assert SCALES.widen_model(near, "products cores", "") == pytest.approx(0.9 * np.exp(0.7))
-
-
-def test_generations_part_at_volta() -> None:
-    assert [generation_of(device(name)) for name in ("p4", "p100", "v100", "h100")] == [" old", " old", "", ""]
 
 
 def test_scales_are_read_as_they_are_written() -> None:
@@ -158,7 +161,109 @@ def test_every_line_of_the_ledger_is_among_what_was_compared() -> None:
         assert board in list_compared_boards(LaunchMode(runtime), precision, "products"), line.name
 
 
-def test_compared_boards_are_in_the_catalogue() -> None:
-    boards = {board for compared in evidence._read_compared().values() for board in compared}
-    assert boards <= set(devices())
-    assert Path(PAGE).is_file()
+WIDTH = 256
+
+
+def _write(path: Path, nodes: Sequence[NodeProto], dtype: int = TensorProto.FLOAT, turns: int = 1) -> Path:
+    weights = {
+        "weight": np.ones((WIDTH, WIDTH), helper.tensor_dtype_to_np_dtype(dtype)),
+        "few": np.array([8]),
+        "turns": np.array(turns),
+        "true": np.array(True),
+    }
+    return write_model(path, nodes, {"x": ["batch", WIDTH]}, {"y": None}, weights, types={"x": dtype, "y": dtype})
+
+
+def _loop() -> NodeProto:
+    body = helper.make_graph(
+        [helper.make_node("MatMul", ["state", "weight"], ["next"]), helper.make_node("Identity", ["go"], ["on"])],
+        "body",
+        [
+            helper.make_tensor_value_info("turn", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("state", TensorProto.FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info("on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("next", TensorProto.FLOAT, None),
+        ],
+    )
+    return helper.make_node("Loop", ["turns", "true", "x"], ["y"], body=body)
+
+
+PRODUCT = helper.make_node("MatMul", ["x", "weight"], ["y"])
+UNLIKE = {
+    "TopK": [helper.make_node("TopK", ["x", "few"], ["y", "places"])],
+    "CumSum": [helper.make_node("CumSum", ["x", "turns"], ["y"])],
+    "Einsum": [helper.make_node("Einsum", ["x", "weight"], ["y"], equation="bi,ij->bj")],
+    "Loop": [_loop()],
+}
+
+
+def _estimate(path: Path, batch: int = 4, device: str = "h100") -> Estimate:
+    return DatabaseEstimator(None, {"net": path}).estimate("net", device_named(device), batch, Share())
+
+
+@pytest.mark.parametrize("op_type", UNLIKE)
+def test_what_was_never_measured_has_a_wide_interval_a_source_that_says_so_and_is_refused_when_strict(
+    tmp_path: Path, op_type: str
+) -> None:
+    estimate = _estimate(_write(tmp_path / "unlike.onnx", UNLIKE[op_type]))
+    latency = estimate.latency_ms
+    assert f"nothing measured like {op_type}" in latency.source
+    assert latency.upper() > 4.0 * latency.value
+    assert latency.low is not None and latency.low < latency.value / 4.0
+    with pytest.raises(InputError, match="more than 2 times"):
+        require_sure(estimate)
+
+
+def test_a_product_is_like_what_was_measured(tmp_path: Path) -> None:
+    latency = _estimate(_write(tmp_path / "product.onnx", [PRODUCT])).latency_ms
+    assert "nothing measured" not in latency.source
+    assert latency.upper() < 2.0 * latency.value
+
+
+def test_a_loop_takes_the_longer_the_more_turns_it_makes_for_each_waits_for_the_one_before(tmp_path: Path) -> None:
+    few, many = (
+        _estimate(_write(tmp_path / f"loop_{turns}.onnx", [_loop()], turns=turns), 1).latency_ms.value
+        for turns in (2, 200)
+    )
+    assert many == pytest.approx(100.0 * few, rel=0.01)
+    # A product of its own takes a kernel: two hundred take no less than their launches.
+    assert many > 100.0 * _estimate(_write(tmp_path / "product.onnx", [PRODUCT]), 1).latency_ms.value
+
+
+@pytest.mark.parametrize("device", ["t4", "a10", "h100"])
+def test_double_precision_is_computed_at_its_own_rate_and_nobody_is_sure_of_it(tmp_path: Path, device: str) -> None:
+    double = _write(tmp_path / "double.onnx", [PRODUCT], TensorProto.DOUBLE)
+    single = _write(tmp_path / "single.onnx", [PRODUCT])
+    batch = 65536
+    compiled = DatabaseEstimator(None, execution=parse_execution(None, "fused"))  # which copies nothing
+    gpu = device_named(device)
+    twice, once = (compiled.estimate(str(path), gpu, batch, Share()).latency_ms for path in (double, single))
+    assert twice.source.startswith("cross-gpu: float64")
+    assert twice.value > (1.9 if device == "h100" else 8.0) * once.value
+    assert twice.upper() / twice.value > once.upper() / once.value
+
+
+def test_the_common_factor_counts_architectures_and_not_figures() -> None:
+    assert common_factor({"often": [9.0] * 100, "a": [2.0], "b": [1.0, 3.0, 100.0]}) == 3.0
+
+
+def test_an_architecture_is_held_against_the_others() -> None:
+    residuals = left_out_residuals({"a": [2.0], "b": [2.0, 4.0], "odd": [20.0]})
+    assert residuals["odd"] == [pytest.approx(math.log(20.0 / 2.5))]
+    assert residuals["b"] == pytest.approx([math.log(2.0 / 11.0), math.log(4.0 / 11.0)])
+
+
+def test_nine_of_ten_figures_of_a_new_architecture_are_inside() -> None:
+    random = np.random.default_rng(3)
+    inside = []
+    for _ in range(400):
+        middles = np.exp(random.normal(0.0, 0.8, 31))
+        ratios = {str(i): list(middle * np.exp(random.normal(0.0, 0.2, 4))) for i, middle in enumerate(middles)}
+        new = ratios.pop("30")
+        spread, factor = interval_factor(left_out_residuals(ratios)), common_factor(ratios)
+        assert spread is not None
+        inside += [1.0 / spread <= value / factor <= spread for value in new]
+    assert 0.88 <= np.mean(inside) <= 0.95

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import gpuprof
+from gpuprof.domain.catalogue import device
+from gpuprof.domain.device import Device
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
@@ -24,8 +28,20 @@ from gpuprof.estimators.held_out import (
     predict_left_out_batches,
     summarise_errors,
 )
-from gpuprof.estimators.learned.features import FEATURES, facts_of_op, facts_of_row, feature_matrix, kind_of
-from gpuprof.estimators.learned.learned import STACK, LearnedModel, fit, fit_with_intervals, load_model, save_model
+from gpuprof.estimators.learned.features import (
+    FEATURES,
+    NODE_NS,
+    Array,
+    OpFacts,
+    expected_ns,
+    facts_of_op,
+    facts_of_row,
+    feature_matrix,
+    kind_of,
+    regressor_features,
+    roofline_ns,
+)
+from gpuprof.estimators.learned.learned import LearnedModel, fit, fit_with_intervals, load_model, save_model
 from gpuprof.estimators.learned.training_set import (
     TrainingSet,
     database_graphs,
@@ -37,8 +53,10 @@ from gpuprof.estimators.learned.training_set import (
     optimized_groups,
     working_set_bytes,
 )
+from gpuprof.estimators.roofline import work_of
 from gpuprof.graph.load import load_graph
-from gpuprof.kernel_db.schema import OpRow
+from gpuprof.kernel_db.schema import ModelRow, OpRow, RunRow
+from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from tests.estimators.measured_world import convolutional, measure, true_bytes
 from tests.estimators.rows import CPU, GPU, database, two_layers
 
@@ -116,14 +134,6 @@ def test_memory_goes_on_in_proportion_beyond_the_batches_that_were_measured(worl
     fitted = fit(data, ("lasso", "kernel_ridge"))
     graph = load_graph(folder / "wide.onnx", 512, name="wide")
     assert fitted.memory_bytes(graph) == pytest.approx(true_bytes(graph), rel=0.05)
-
-
-def test_ops_that_the_runtime_fuses_cost_nothing_by_themselves(
-    model: LearnedModel, world: tuple[Path, TrainingSet]
-) -> None:
-    case = world[1].cases[0]
-    times = model._times(case.graph, case.share, STACK)
-    assert all((time == 0.0) == (op.op_type == "Relu") for time, op in zip(times, case.graph.ops, strict=True))
 
 
 def test_intervals_hold_what_was_measured(model: LearnedModel, world: tuple[Path, TrainingSet]) -> None:
@@ -262,6 +272,49 @@ def test_a_device_without_ops_cannot_be_learnt(tmp_path: Path) -> None:
         load_training_set(db, CPU, database_graphs(db))
 
 
+CACHED = replace(CPU, reread_bytes_per_s=((2**20, 1e11), (2**25, 5e10), (2**27, 1e10)))
+_MATRIX = 1024
+DENSE = OpFacts(
+    "Gemm", "float32", ((1, _MATRIX), (_MATRIX, _MATRIX)), ((1, _MATRIX),), {}, 2.0 * _MATRIX**2,
+    4.0 * (_MATRIX**2 + _MATRIX), 4.0 * _MATRIX, 4.0 * _MATRIX**2, 1,
+)  # fmt: skip
+
+
+def _expected_ns(ops: list[OpFacts], device: Device, share_pct: float = 100.0) -> Array:
+    return expected_ns(regressor_features(ops, device, Share(share_pct)))
+
+
+def test_on_a_cpu_arithmetic_and_traffic_add_up() -> None:
+    moved = DENSE.bytes_read + DENSE.bytes_written
+    expected = NODE_NS + DENSE.flops / 1e11 * 1e9 + moved / 1e10 * 1e9
+    assert _expected_ns([DENSE], CPU)[0] == pytest.approx(expected)
+
+
+def test_on_a_gpu_the_longer_of_both_is_what_counts() -> None:
+    assert _expected_ns([DENSE], GPU)[0] == pytest.approx(NODE_NS + roofline_ns([DENSE], GPU, Share())[0])
+
+
+def test_weights_come_from_where_all_that_the_model_touches_fits() -> None:
+    sizes = (2.0**20, 2.0**25, 2.0**30, float("inf"))
+    times = _expected_ns([replace(DENSE, working_set=size) for size in sizes], CACHED)
+    bytes_s = (DENSE.bytes_read + DENSE.bytes_written - DENSE.weight_bytes) / 1e11
+    rates = (1e11, 5e10, 1e10, 1e10)
+    # the op's own traffic is some 4 MiB with its weights: between the first two rates
+    between = (
+        bytes_s * 1e11 / np.exp(np.interp(np.log(DENSE.bytes_read + 4096), np.log([2**20, 2**25]), np.log(rates[:2])))
+    )
+    expected = [(DENSE.weight_bytes / rate + between) * 1e9 for rate in rates]
+    assert times - NODE_NS - DENSE.flops / 1e11 * 1e9 == pytest.approx(expected)
+
+
+def test_a_share_has_its_part_of_the_caches_and_of_memory_what_its_cores_can_draw() -> None:
+    still = replace(DENSE, flops=0.0)
+    near, far = (replace(still, working_set=size) for size in (2.0**20, 2.0**30))
+    whole, half = (_expected_ns([near, far], CACHED, pct) - NODE_NS for pct in (100.0, 50.0))
+    assert half[0] == pytest.approx(2.0 * whole[0])
+    assert half[1] == pytest.approx(whole[1], rel=0.01)  # half of the cores draw all of the bandwidth
+
+
 def test_the_optimizer_executes_a_relu_with_its_convolution(tmp_path: Path) -> None:
     graph = load_graph(convolutional(tmp_path / "net.onnx", (16, 16)))
     groups = optimized_groups(graph)
@@ -302,3 +355,64 @@ def test_a_group_counts_functions_and_the_activations_that_it_reads_besides(tmp_
         (facts,) = group_facts(fused, {0: (0, 1)})
         assert (facts.fused, facts.fused_functions, facts.fused_inputs) == (2, functions, inputs)
         assert facts.working_set == working_set_bytes(fused)
+
+
+pytestmark = pytest.mark.slow
+
+NAMES = ("lasso", "gradient_boosting")
+BATCHES = (1, 8, 64)
+
+
+def _creq_pct(path: Path, batch: int) -> float:
+    """Return a requirement that grows with the work, as on a GPU."""
+    flops = float(sum(work_of(load_graph(path, batch)).flops))
+    return 100.0 * flops / (flops + 3e9)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database of eight networks on a V100, and another network's file."""
+    folder = tmp_path_factory.mktemp("creq")
+    paths = [gpuprof.build_model("random_cnn", folder / f"cnn{seed}.onnx", seed=seed) for seed in range(9)]
+    now = datetime.now(UTC)
+    run = RunRow(run_id=new_run_id(now), started_at=now, device="v100", collector="test", model="")
+    row = ModelRow("", "", "v100", 1, 100.0)
+    rows = [
+        replace(
+            row,
+            run_id=run.run_id,
+            model=path.stem,
+            model_path=str(path),
+            batch=batch,
+            latency_mean_ms=float(batch),
+            wavg_occupancy_pct=_creq_pct(path, batch),
+            memory_peak_bytes=path.stat().st_size + 10**6 * batch,
+        )
+        for path in paths[:8]
+        for batch in BATCHES
+    ]
+    KernelDb.create(folder / "db").append(Run(run, models=rows))
+    return folder
+
+
+def test_the_stack_is_judged_beside_its_parts_and_the_mean_on_networks_left_out(folder: Path) -> None:
+    rows = gpuprof.evaluate(regressors=NAMES, db=folder / "db").rows()
+    errors = {row["predictor"]: row for row in rows if row["quantity"] == "Creq wavg_occupancy"}
+    assert set(errors) == {"stack", *NAMES, "mean of the others"}
+    assert all(row["count"] == 24 for row in errors.values())
+    stack, mean = (errors[name]["mean_pct"] for name in ("stack", "mean of the others"))
+    assert isinstance(stack, float) and isinstance(mean, float) and stack < mean
+    assert {row["predictor"] for row in rows if row["quantity"] == "memory"} >= {"stack", *NAMES, "allocation"}
+
+
+def test_trained_requirements_are_read_back_with_intervals(folder: Path) -> None:
+    trained = gpuprof.train(regressors=(*NAMES, "lightgbm"), db=folder / "db")
+    assert (trained.ops, trained.latency_factor) == (0, None)
+    assert trained.creq_factor is not None and trained.creq_factor > 1.0
+    path, v100 = folder / "cnn8.onnx", device("v100")
+    figure = load_model(folder / "db", v100).creq_figure("wavg_occupancy", load_graph(path, 8))
+    assert figure is not None and figure.interval is not None
+    assert figure.interval[0] <= _creq_pct(path, 8) <= figure.interval[1] <= 100.0
+    estimate = gpuprof.estimate([path], device="v100", batches=(8,), db=folder / "db").estimates[0]
+    assert estimate.creq("wavg_occupancy") is not None
+    assert estimate.latency_ms.source != "stack"  # no op was measured

@@ -1,26 +1,35 @@
-"""The queueing model against a request-by-request simulation, known formulas and its own invariants."""
+"""Queueing of replicas and pools against request-by-request simulations, known formulas and invariants."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import subprocess
-import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from bench.brute_force import simulate, truth
 from bench.queueing import configurations
+from gpuprof.domain.arrival_process import (
+    ArrivalProcess,
+    BatchPoissonArrivals,
+    GammaArrivals,
+    RecordedArrivals,
+    scale_to_rate,
+)
 from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.estimators.queueing import replica
 from gpuprof.estimators.queueing.batch_chain import backlog_law, lattice_law
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.estimators.queueing.replica import drop_unused_batches
+from tests.estimators.queueing.pool_reference import play_pool
 
 QUEUE = BatchQueue()
 
@@ -57,24 +66,6 @@ def test_one_process_agrees_with_brute_force(batch: int, wait: float, load: floa
 def test_one_process_agrees_with_brute_force_at_nine_tenths_of_capacity(batch: int, wait: float, cv: float) -> None:
     server = _server(batch, wait, cv)
     _agrees(server, _at_load(server, 0.9), 1_500_000)
-
-
-@pytest.mark.parametrize(("processes", "batch", "wait"), [(2, 1, 0.0), (2, 8, 0.5), (4, 4, 0.0), (3, 8, 2.0)])
-def test_several_processes_agree_with_brute_force(processes: int, batch: int, wait: float) -> None:
-    server = _server(batch, wait, cv=0.2, processes=processes)
-    _agrees(server, _at_load(server, 0.6), 100_000)
-
-
-@pytest.mark.parametrize("load", [0.05, 0.3, 0.6, 0.9])
-def test_batches_after_a_pause_take_longer(load: float) -> None:
-    server = replace(_server(1, 0.0, cv=0.1), pause_factor=1.2)
-    _agrees(server, _at_load(server, load), 400_000 if load > 0.8 else 60_000)
-
-
-@pytest.mark.parametrize(("batch", "wait", "processes"), [(4, 0.0, 1), (8, 0.4, 1), (4, 0.2, 2)])
-def test_batches_after_a_pause_take_longer_whatever_their_size(batch: int, wait: float, processes: int) -> None:
-    server = replace(_server(batch, wait, cv=0.1, processes=processes), pause_factor=1.5)
-    _agrees(server, _at_load(server, 0.4), 100_000)
 
 
 _RANDOM = list(configurations(25, seed=11))
@@ -131,26 +122,9 @@ def test_gaps_beyond_the_lattice_take_no_more_memory_than_the_lattice(scv: float
     assert len(law) < 50_000 and law[-2:].sum() > 0.9
 
 
-def test_rare_flat_arrivals_meet_no_backlog() -> None:
-    law = backlog_law(1e-5, 0.0, 1, 1.0, 0.1)
-    assert law is not None and law.mass[0] == pytest.approx(1.0) and len(law.mass) < 1_000
-
-
 def test_a_wait_of_next_to_nothing_is_none() -> None:
     none, tiny = _server(4, 0.0), _server(4, 5e-324)
     assert QUEUE.sojourn(_at_load(none, 0.5), none) == QUEUE.sojourn(_at_load(tiny, 0.5), tiny)
-
-
-@pytest.mark.parametrize("load", [0.1, 0.4, 0.8])
-def test_batches_after_a_pause_may_vary_more_than_others(load: float) -> None:
-    server = replace(_server(1, 0.0, cv=0.02), pause_factor=1.1, pause_cv=0.25)
-    _agrees(server, _at_load(server, load), 120_000 if load > 0.5 else 60_000)
-
-
-@pytest.mark.parametrize("scv", [0.25, 3.0])
-def test_arrivals_of_other_variability_agree_with_brute_force(scv: float) -> None:
-    server = _server(4, 0.5, cv=0.1)
-    _agrees(server, _at_load(server, 0.5, scv), 150_000)
 
 
 @pytest.mark.parametrize("load", [0.2, 0.5, 0.9, 0.97])
@@ -226,11 +200,6 @@ def test_a_coarse_tail_is_within_a_fifth_of_the_fine_one(batch: int, processes: 
     assert coarse == pytest.approx(fine, rel=0.2)
 
 
-def test_what_one_process_does_is_solved_even_where_a_coarse_answer_would_do() -> None:
-    server, arrivals = BatchServer((2.0, 3.0), 2, 0.0, latency_cv=0.1), Arrivals(200.0)
-    assert BatchQueue().pool(arrivals, (server,), coarse=True).whole == BatchQueue().sojourn(arrivals, server)
-
-
 @pytest.mark.parametrize("latency_ms", [(5000.0, 10.0), (5.0, 250.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0)])
 def test_a_batch_that_takes_many_times_as_long_as_a_full_one_keeps_the_process_busy(
     latency_ms: tuple[float, ...],
@@ -261,14 +230,141 @@ def test_a_lightly_loaded_replica_has_the_queue_of_its_small_batches(cv: float, 
     assert sojourn.utilization == pytest.approx(whole.utilization, rel=1e-3)
 
 
-def test_planning_without_queues_does_not_import_scipy() -> None:
-    code = """
-import sys
-import gpuprof.placement.optimal.optimal
-from gpuprof.estimators.igniter.igniter import fit_published_workload
-from gpuprof.pipeline.problem import make_queueing
-make_queueing(None, ())
-print("scipy" in sys.modules)
-"""
-    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert completed.stdout.split() == ["False"]
+def server(
+    batch: int, full_ms: float = 10.0, fixed: float = 0.5, cv: float = 0.05, wait_ms: float = 0.0
+) -> BatchServer:
+    times = tuple(full_ms * (fixed + (1.0 - fixed) * n / batch) for n in range(1, batch + 1))
+    return BatchServer(times, batch, wait_ms, latency_cv=cv, overhead_ms=0.5)
+
+
+POOLS: list[tuple[tuple[BatchServer, ...], float]] = [
+    ((server(1),) * 2, 0.8),
+    ((server(8),) * 4, 0.3),
+    ((server(8),) * 4, 0.9),
+    ((server(16, cv=0.3),) * 12, 0.95),
+    ((server(1, cv=0.0),) * 24, 0.9),
+    ((server(4), server(4), server(16, 25.0), server(2, 6.0, 0.8)), 0.7),
+    ((replace(server(6), processes=3), replace(server(4, wait_ms=6.0), pause_factor=1.4, pause_cv=0.2)), 0.6),
+]
+
+
+def capacity_rps(servers: Sequence[BatchServer]) -> float:
+    return math.fsum(server.capacity_rps for server in servers)
+
+
+def near_tail(spent: NDArray[np.float64]) -> Any:
+    """Return what is within 3% of the 99th percentile and three standard errors of its own."""
+    spread = float(np.std([np.percentile(part, 99) for part in np.array_split(spent, 8)])) / 8**0.5
+    p99 = float(np.percentile(spent, 99))
+    return pytest.approx(p99, abs=0.03 * p99 + 3.0 * spread)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("servers", "load"), POOLS)
+def test_a_pool_is_as_quick_as_in_a_plain_simulation(servers: tuple[BatchServer, ...], load: float) -> None:
+    rate = load * capacity_rps(servers)
+    arrived = np.cumsum(np.random.default_rng(3).exponential(1000.0 / rate, 60_000))
+    spent, by = play_pool(arrived, servers, 4)
+    spent, by = spent[4_000:], by[4_000:]
+    pool = QUEUE.pool(Arrivals(rate), servers)
+    assert pool.whole.percentile(99) == near_tail(spent)
+    assert pool.whole.mean_ms == pytest.approx(spent.mean(), rel=0.03 + 0.1 * (load > 0.85))
+    limit = float(np.percentile(spent, 95))
+    assert pool.whole.fraction_within(limit) == pytest.approx(0.95, abs=0.02)
+    shares = np.bincount(by, minlength=len(servers)) / len(by)
+    split = np.array([part.rate_rps for part in pool.parts]) / rate
+    assert np.abs(split - shares).max() < 0.05 / len(servers) + 0.01
+    assert split.sum() == pytest.approx(1.0)
+
+
+@pytest.mark.slow
+def test_many_large_replicas_that_all_begin_idle_are_looked_at_once_they_are_out_of_step() -> None:
+    servers = (replace(server(16, cv=0.0, fixed=0.8), processes=3),) * 12
+    rate = 0.9 * capacity_rps(servers)
+    arrived = np.cumsum(np.random.default_rng(3).exponential(1000.0 / rate, 90_000))
+    spent = play_pool(arrived, servers, 4)[0][arrived > 600.0]  # sixty full batches later
+    assert QUEUE.pool(Arrivals(rate), servers).whole.percentile(99) == near_tail(spent)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "shape",
+    [
+        GammaArrivals(1.0, 4.0),
+        BatchPoissonArrivals(1.0, 6),
+    ],
+)
+def test_a_pool_takes_arrivals_of_any_shape(shape: ArrivalProcess) -> None:
+    servers, load = (server(4),) * 3, 0.7
+    rate = load * capacity_rps(servers)
+    times = scale_to_rate(shape, rate).stream(np.random.default_rng(5)).take(80_000) / 1e6
+    spent = play_pool(times, servers, 6)[0][4_000:]
+    pool = QUEUE.pool(Arrivals.from_process(shape, rate), servers).whole
+    assert pool.percentile(99) == near_tail(spent)
+    assert pool.percentile(50) == pytest.approx(np.percentile(spent, 50), rel=0.04)
+
+
+@pytest.mark.slow
+def test_one_replica_takes_a_recording_as_it_is() -> None:
+    replica = server(4, cv=0.0)
+    gaps = np.tile([1, 1, 1, 1, 1, 1, 34], 20_000) * 1_000_000
+    recorded = RecordedArrivals(np.cumsum(gaps), float(gaps.sum()) / 1e9)
+    arrivals = Arrivals.from_process(recorded, recorded.rate_rps)
+    spent = play_pool(np.cumsum(gaps) / 1e6, (replica,), 1)[0]
+    assert QUEUE.sojourn(arrivals, replica).percentile(90) == pytest.approx(np.percentile(spent, 90), rel=0.05)
+
+
+def test_the_peak_of_a_long_recording_is_planned_for_wherever_it_lies() -> None:
+    servers = (server(4, cv=0.0),) * 2
+    calm, peak = (1000.0 / (load * capacity_rps(servers)) for load in (0.3, 1.05))
+    gaps = np.random.default_rng(1).exponential(np.concatenate([np.full(700_000, calm), np.full(100_000, peak)]))
+    times = np.cumsum(gaps)
+    recorded = RecordedArrivals((times * 1e6).astype(np.int64), float(times[-1]) / 1e3)
+    arrivals = Arrivals.from_process(recorded, recorded.rate_rps)
+    whole, coarse = (QUEUE.pool(arrivals, servers, coarse=coarse).whole for coarse in (False, True))
+    first = RecordedArrivals(recorded.times[:524_288], float(times[524_287]) / 1e3)
+    assert whole.percentile(95) > 10.0 * QUEUE.pool(Arrivals(first.rate_rps, process=first), servers).whole.percentile(
+        95
+    )
+    assert coarse.percentile(80) == pytest.approx(whole.percentile(80), rel=0.1)
+    assert coarse.fraction_within(30.0) == pytest.approx(whole.fraction_within(30.0), abs=0.03)
+
+
+def test_a_pool_of_one_is_the_replica_alone() -> None:
+    arrivals = Arrivals(0.6 * server(8).capacity_rps)
+    pool = QUEUE.pool(arrivals, (server(8),))
+    assert pool.whole == QUEUE.sojourn(arrivals, server(8))
+    assert [part.rate_rps for part in pool.parts] == [arrivals.rate_rps]
+
+
+def test_a_pool_beyond_its_capacity_never_answers() -> None:
+    pool = QUEUE.pool(Arrivals(2.0 * server(8).capacity_rps), (server(8), server(8)))
+    assert math.isinf(pool.whole.percentile(50))
+    assert sum(part.rate_rps for part in pool.parts) == pytest.approx(2.0 * server(8).capacity_rps)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(1, 12), st.floats(0.2, 0.9), st.integers(2, 40))
+def test_sharing_a_stream_is_no_slower_than_splitting_it(batch: int, load: float, count: int) -> None:
+    replica = server(batch)
+    alone = QUEUE.sojourn(Arrivals(load * replica.capacity_rps), replica).percentile(99)
+    pooled = QUEUE.pool(Arrivals(load * count * replica.capacity_rps), (replica,) * count).whole.percentile(99)
+    assert pooled <= alone * 1.03
+
+
+def test_a_few_odd_replicas_of_a_large_pool_answer_no_more_than_they_can() -> None:
+    many, odd = server(8), server(4, 12.0)
+    servers = (*(many,) * 400, odd)
+    pool = QUEUE.pool(Arrivals(0.97 * capacity_rps(servers)), servers)
+    assert pool.parts[-1].rate_rps < odd.capacity_rps
+    assert math.fsum(part.rate_rps for part in pool.parts) == pytest.approx(0.97 * capacity_rps(servers))
+    assert pool.parts[0].rate_rps == pytest.approx(0.97 * many.capacity_rps, rel=0.01)
+
+
+@pytest.mark.parametrize("load", [0.46, 0.5, 0.55, 0.6, 0.65])
+def test_a_replica_that_others_leave_little_is_as_busy_as_its_requests_take(load: float) -> None:
+    quick, slow = BatchServer((4.5,), 1, 0.0), BatchServer((8.0,), 1, 0.0)
+    pool = (*(quick,) * 12, slow)
+    part = QUEUE.pool(Arrivals(load * capacity_rps(pool)), pool).parts[-1]
+    assert part.rate_rps > 0.0
+    assert part.sojourn.utilization == pytest.approx(0.008 * part.rate_rps, rel=0.03)

@@ -3,20 +3,26 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
 from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.deployment import DeploymentMap, Unplaced
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Workload
+from gpuprof.domain.estimate import EXTRAPOLATED, MEASURED, Estimate, Figure, Workload
+from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solve_and_check
 from gpuprof.placement.device_assignment import assign_devices
-from gpuprof.placement.optimal.optimal import Optimal
-from gpuprof.placement.placement import PlacedPartition, PlacedReplica, Placement
-from gpuprof.placement.problem import Options, Problem
+from gpuprof.placement.feasibility import check
+from gpuprof.placement.limit import Limit
+from gpuprof.placement.optimal.judge import Judge
+from gpuprof.placement.optimal.optimal import MeasuredOnly, Optimal, restrict_to_measured
+from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
+from gpuprof.placement.problem import Options, Problem, collect_evidence
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 from gpuprof.placement.published.igniter import Igniter
 from gpuprof.placement.segment import Segments
@@ -125,14 +131,6 @@ def test_a_time_limit_still_gives_a_sound_map() -> None:
     best, _ = solve_and_check(OPTIMAL, problem(wanted, options=BUDGET))
     assert placement.lower_bound_gpus is not None
     assert 0 < placement.lower_bound_gpus <= len(best.gpus)
-
-
-def test_more_is_never_served_than_the_map_says_any_could() -> None:
-    given = problem(demands([(900.0, 60.0), (700.0, 40.0)]), [(plain_device(), 1)])
-    placement, deployment = solve_and_check(OPTIMAL, given)
-    assert placement.unplaced
-    assert deployment.predicted.upper_bound_goodput_rps is not None
-    assert deployment.predicted.goodput_rps <= deployment.predicted.upper_bound_goodput_rps < 1600.0
 
 
 def test_what_still_runs_is_kept_when_rates_change() -> None:
@@ -282,3 +280,198 @@ def test_no_other_map_takes_fewer_devices(rates: tuple[float, ...], slos_ms: tup
         assert other.unplaced or len(placement.gpus) <= len(other.gpus)
     if _fits_one_gpu(given):
         assert len(placement.gpus) == 1
+
+
+ONE_PROCESS = Options(latency_budget=0.5, max_processes=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedOnly(LinearEstimator):
+    """Times that were measured under the listed shares alone; others are extrapolated and up to twice as long."""
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Return the time, with its source."""
+        made = LinearEstimator.estimate(self, model, device, batch, share, beside, processes)
+        if share in self.shares(model, device) and not beside:
+            return made
+        wide = replace(made.latency_ms, source=EXTRAPOLATED, high=2.0 * made.latency_ms.value)
+        return replace(made, latency_ms=wide)
+
+
+@dataclass(frozen=True, slots=True)
+class SmallBatchesOnly(LinearEstimator):
+    """Times that were measured in batches of up to 4; larger batches are extrapolated."""
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Return the time, with its source."""
+        estimate = LinearEstimator.estimate(self, model, device, batch, share, beside, processes)
+        if batch <= 4:
+            return estimate
+        return replace(estimate, latency_ms=replace(estimate.latency_ms, source=EXTRAPOLATED))
+
+
+def test_extrapolated_batches_under_a_measured_share_are_refused() -> None:
+    measured = MeasuredOnly(SmallBatchesOnly(sizes=(1, 4, 8)))
+    assert measured.estimate("m", plain_device(), 4, Share()).latency_ms.is_observed
+    with pytest.raises(InputError, match="was not measured at batch 8"):
+        measured.estimate("m", plain_device(), 8, Share())
+
+
+def test_the_map_of_measured_instances_is_proven_and_no_replica_has_an_extrapolated_share() -> None:
+    services = [demand(f"m{i}", 120.0, 60.0) for i in range(7)]
+    given = problem(services, [(sliced_device(), None)], ListedOnly(percents=()), ONE_PROCESS)
+    placement, _ = solve_and_check(Optimal(), given)
+    assert placement.unplaced == () and not placement.stopped
+    assert placement.lower_bound_gpus == len(placement.gpus)
+    listed = set(given.estimator.shares("m0", sliced_device()))
+    assert {replica.share for gpu in placement.gpus for replica in gpu.replicas()} <= listed
+
+
+def test_extrapolated_shares_are_taken_where_they_save_a_device() -> None:
+    services = [demand(f"m{i}", 5.0, 400.0) for i in range(4)]
+    given = problem(services, estimator=ListedOnly(percents=(100.0,)), options=ONE_PROCESS)
+    placement, _ = solve_and_check(Optimal(), given)
+    assert len(placement.gpus) == 1
+
+
+def test_only_a_problem_of_which_some_figures_were_measured_is_restricted() -> None:
+    mixed = problem([demand()], [(sliced_device(), None)], ListedOnly(percents=()))
+    restricted = restrict_to_measured(mixed)
+    assert restricted is not None and isinstance(restricted.estimator, MeasuredOnly)
+    device = sliced_device()
+    whole = Share(100.0, "1g.10gb")
+    assert restricted.estimator.estimate("m", device, 1, whole) == mixed.estimator.estimate("m", device, 1, whole)
+    with pytest.raises(InputError):
+        restricted.estimator.estimate("m", device, 1, Share(50.0, "1g.10gb"))
+    for source in ("measured", EXTRAPOLATED):
+        assert restrict_to_measured(problem([demand()], estimator=LinearEstimator(source=source))) is None
+
+
+def test_replicas_of_a_demand_that_is_not_met_are_raised_to_what_they_serve_and_no_further() -> None:
+    given = problem([demand("m", 500.0), demand("n", 40.0)], [(plain_device(), 1)], options=ONE_PROCESS)
+    judge, half = Judge(given, Segments(given), Limit()), Share(50.0)
+    replicas = tuple(PlacedReplica(model, 8, 1, half, 30.0) for model in ("m", "n"))
+    missing = tuple(Unplaced(model=model, rate_rps=rate, reason="full") for model, rate in (("m", 470.0), ("n", 10.0)))
+    before = Placement("optimal", (PlacedGpu("plain", (PlacedPartition(replicas),)),), missing)
+    (gpu,) = judge.raise_rates(before).gpus
+    rates = {replica.model: replica.rate_rps for replica in gpu.replicas()}
+    assert rates == {"m": pytest.approx(400.0), "n": pytest.approx(40.0)}  # 8 requests in 20 ms
+
+
+LAPTOP = replace(plain_device(), name="cpu-test", kind="cpu", compute_units=2)
+
+
+class TwoCores(LinearEstimator):
+    """Knows shares of one core and of both."""
+
+    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
+        return Share(50.0), Share(100.0)
+
+
+def make_problem(count: int | None, rates: tuple[float, ...], slo_ms: float = 200.0, **options: bool) -> Problem:
+    demands = [demand(f"m{number}", rate_rps, slo_ms) for number, rate_rps in enumerate(rates)]
+    given = problem(demands, estimator=TwoCores(), options=Options(**options))  # type: ignore[arg-type]
+    return replace(given, fleet=Fleet((FleetEntry(LAPTOP, count),)))
+
+
+def solve(given: Problem) -> Placement:
+    return solve_and_check(Optimal(), given)[0]
+
+
+@pytest.mark.parametrize("count", [1, None])
+@pytest.mark.parametrize("models", [3, 4, 8])
+def test_light_models_take_turns_on_two_cores(count: int | None, models: int) -> None:
+    placement = solve(make_problem(count, (5.0,) * models))
+    assert not placement.unplaced and len(placement.gpus) == 1
+    assert placement.lower_bound_gpus == 1
+    assert len({replica.model for replica in placement.gpus[0].replicas()}) == models
+
+
+def test_the_busiest_model_keeps_a_share_of_its_own_where_the_others_fit_beside() -> None:
+    placement = solve(make_problem(1, (150.0, 5.0, 5.0, 5.0)))
+    assert not placement.unplaced
+    turning = {replica.model for replica in placement.gpus[0].replicas() if replica.turns}
+    assert turning == {"m1", "m2", "m3"}
+
+
+def test_two_models_with_a_core_each_do_not_take_turns() -> None:
+    placement = solve(make_problem(1, (5.0, 5.0)))
+    assert not any(replica.turns for replica in placement.gpus[0].replicas())
+
+
+def test_isolated_models_have_shares_of_their_own() -> None:
+    placement = solve(make_problem(None, (5.0,) * 4, isolate=True))
+    assert len(placement.gpus) == 2
+    assert not any(replica.turns for gpu in placement.gpus for replica in gpu.replicas())
+
+
+def test_work_bounds_the_devices_and_no_bound_is_above_the_plan() -> None:
+    rates = (300.0, 300.0, 300.0, 20.0)
+    placement = solve(make_problem(None, rates))
+    assert not placement.unplaced
+    assert placement.lower_bound_gpus is not None
+    assert 1 < placement.lower_bound_gpus <= len(placement.gpus)
+
+
+def test_an_slo_that_waiting_would_break_is_left_unserved_on_one_machine() -> None:
+    placement = solve(make_problem(1, (5.0,) * 6, slo_ms=3.3))
+    assert placement.unplaced and any(replica.turns for replica in placement.gpus[0].replicas())
+    assert placement.upper_bound_goodput_rps is not None
+    assert placement.upper_bound_goodput_rps >= sum(placement.rates_rps().values())
+
+
+class Contexts(LinearEstimator):
+    """A process holds 1 GiB, of which 900 MiB are its context."""
+
+    def estimate(self, *arguments: Any, **named: Any) -> Estimate:
+        memory = Figure(float(2**30), MEASURED)
+        return replace(super().estimate(*arguments, **named), memory_bytes=memory, context_bytes=900 * 2**20)
+
+
+def plan_alike(count: int, **options: bool) -> tuple[Placement, DeploymentMap]:
+    demands = [demand(f"m{number}", 4.0, 400.0) for number in range(count)]
+    given = problem(demands, estimator=Contexts(), options=Options(**options))  # type: ignore[arg-type]
+    gpu = replace(plain_device(), dram_bytes=6 * 2**30)
+    return solve_and_check(Optimal(), replace(given, fleet=Fleet((FleetEntry(gpu, None),))))
+
+
+def test_workers_hold_one_context_and_devices_grow_with_the_models_of_small_memory() -> None:
+    counts = []
+    for count in (1, 6, 7, 20, 41):
+        placement, deployment = plan_alike(count)
+        assert not placement.unplaced
+        assert placement.lower_bound_gpus is not None and placement.lower_bound_gpus <= len(placement.gpus)
+        counts.append(len(placement.gpus))
+        for node in deployment.nodes:
+            for gpu in node.gpus:
+                assert sum(r.predicted.memory_bytes or 0 for r in gpu.partitions[0].replicas) <= 6 * 2**30
+    assert counts == sorted(counts) and counts[-1] == 1
+    assert len(plan_alike(7, isolate=True)[0].gpus) == 2  # six processes fit a device
+
+
+def test_the_check_refuses_a_worker_whose_queue_or_memory_is_too_long() -> None:
+    _, deployment = plan_alike(12)
+    (node,) = deployment.nodes
+    (gpu,) = node.gpus
+    (partition,) = gpu.partitions
+    assert {replica.turns for replica in partition.replicas} >= {1}
+    given = problem(
+        [demand(f"m{number}", 4.0, 400.0) for number in range(12)],
+        [(replace(plain_device(), dram_bytes=6 * 2**30), None)],
+        Contexts(),
+    )
+
+    def check_changed(**update: object) -> str:
+        replicas = tuple(replica.model_copy(update=update) for replica in partition.replicas)
+        changed = gpu.model_copy(update={"partitions": (partition.model_copy(update={"replicas": replicas}),)})
+        models = {name: model.model_copy(update={"rate_rps": 1e6}) for name, model in deployment.models.items()}
+        nodes = (node.model_copy(update={"gpus": (changed,)}),)
+        broken = deployment.model_copy(update={"nodes": nodes, "models": models})
+        return " ".join(map(str, check(broken, collect_evidence(given))))
+
+    assert "serves at most" in check_changed(rate_rps=40.0)
+    assert "GiB" in check_changed(turns=0, sm_share_pct=5.0)

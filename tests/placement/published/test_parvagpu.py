@@ -114,11 +114,6 @@ def test_only_the_service_whose_slo_or_rate_changed_is_reconfigured(index: int, 
     assert sum(after.rates_rps().values()) == pytest.approx(sum(demand.rate_rps for demand in given.demands))
 
 
-def test_the_same_demands_give_the_same_map_again() -> None:
-    given = planned_from(SERVICES)
-    assert stood(ParvaGpu().place(given)) == stood(ParvaGpu().place(replace(given, previous=None)))
-
-
 def test_a_service_that_is_gone_frees_its_segments_and_a_new_one_takes_them() -> None:
     given = planned_from([*SERVICES[1:], demand("new", 60.0, 40.0)])
     after, _ = solve_and_check(ParvaGpu(), given)
