@@ -19,7 +19,7 @@ from gpuprof.load.target import (
     requests_for,
     requests_of_data,
 )
-from gpuprof.machine.machine_load import MachineLoad
+from gpuprof.machine.cores import MachineLoad
 
 if TYPE_CHECKING:
     import numpy as np

@@ -39,8 +39,7 @@ from gpuprof.load.load import (
 from gpuprof.load.report import ModelResult
 from gpuprof.load.target import Target, describe_assumed
 from gpuprof.machine.cgroup import own_cores
-from gpuprof.machine.cores import allowed_cores, avoiding_cores
-from gpuprof.machine.machine_load import MachineLoad
+from gpuprof.machine.cores import MachineLoad, allowed_cores, avoiding_cores
 from gpuprof.pipeline.arguments import (
     MapArgument,
     PathArgument,

@@ -25,9 +25,9 @@ from gpuprof.machine.cgroup import (
     quota_parent,
     usable_cores,
 )
+from gpuprof.machine.cores import MachineLoad
 from gpuprof.machine.cpu import flops_per_cycle, local_cpu, read_cpuinfo
 from gpuprof.machine.machine_code import code_directory, compile_function, is_machine_code_cached
-from gpuprof.machine.machine_load import MachineLoad
 from gpuprof.rules.cpu_slices import CpuSlice, plan_slices
 
 XEON = "fma avx avx2 avx512f avx512_vnni"

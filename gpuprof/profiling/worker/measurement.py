@@ -12,7 +12,7 @@ from typing import Any, Self
 from gpuprof.domain.share import Share
 from gpuprof.errors import GpuprofError, InputError
 from gpuprof.machine.cgroup import own_cores, remove_group
-from gpuprof.machine.machine_load import MachineLoad
+from gpuprof.machine.cores import MachineLoad
 from gpuprof.profiling.worker.job import DEFAULT_LIMITS, Job, LatencyStats, TimingLimits, summarize
 from gpuprof.profiling.worker.process import PATIENCE_S, Worker
 from gpuprof.profiling.worker.tasks import Loaded, Resident, Sample, WorkerSetup

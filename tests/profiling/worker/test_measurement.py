@@ -11,7 +11,7 @@ import pytest
 
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.machine.cgroup import own_cores
-from gpuprof.machine.machine_load import MachineLoad
+from gpuprof.machine.cores import MachineLoad
 from gpuprof.profiling.worker.measurement import Crew, ShareBinding
 from gpuprof.profiling.worker.process import Worker
 from gpuprof.profiling.worker.tasks import Loaded, Resident, Sample, WorkerSetup, check_model
