@@ -3,8 +3,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import onnx
 import pytest
-from onnx import helper
+from google.protobuf import text_format
+from onnx import TensorProto, helper
+from tritonclient.grpc import model_config_pb2
 
 from gpuprof.cli.main import main
 from gpuprof.cli.maps import group_equal
@@ -13,7 +16,8 @@ from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.store import COPIES
 from gpuprof.runtime.free_batch import ensure_dynamic_batch
 from tests.estimators.rows import database, measured_row
-from tests.small_models import floats, write_model
+from tests.profiling.models import write_mlp
+from tests.small_models import Dims, floats, write_model
 
 SOUND = "model,rate_rps,slo_ms\nnet,20,100\n"
 NETS = {"net": (4.0, 2.0), "other": (10.0, 5.0)}
@@ -217,3 +221,163 @@ def test_equal_mistakes_are_one_line_with_their_number() -> None:
         {"rule": "slo", "where": "a, b", "times": 3, "message": "m"},
         {"rule": "rate", "where": "a", "times": 1, "message": "m"},
     ]
+
+
+def _write(path: Path, op: str = "Relu", domain: str = "", opset: int = 17) -> Path:
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node(op, ["x"], ["y"], domain=domain)], "g", values[:1], values[1:])
+    imports = [helper.make_opsetid("", opset), *([helper.make_opsetid(domain, 1)] if domain else [])]
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), str(path))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    _write(tmp_path / "fine.onnx")
+    (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\nfine.onnx,20,50\nother.onnx,10,60\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("op", "domain", "opset", "message"),
+    [("Frobnicate", "acme.ops", 17, "is not a registered function"), ("Relu", "", 99, "has opset 99 of ai.onnx")],
+    ids=["foreign domain", "newer opset"],
+)
+def test_place_refuses_a_file_that_the_runtime_does_not_load(
+    folder: Path, capsys: pytest.CaptureFixture[str], op: str, domain: str, opset: int, message: str
+) -> None:
+    _write(folder / "other.onnx", op, domain, opset)
+    assert main(["place", "--gpus", "t4"]) == 3
+    stderr = capsys.readouterr().err
+    assert "other.onnx" in stderr and message in stderr
+
+
+def test_check_names_a_file_that_the_runtime_does_not_load(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _write(folder / "other.onnx")
+    assert main(["place", "--gpus", "t4"]) == 0
+    _write(folder / "other.onnx", "Frobnicate", "acme.ops")
+    capsys.readouterr()
+    assert main(["check", "map.json", "--allow-changed", "--json"]) == 1
+    (fault,) = json.loads(capsys.readouterr().out)["violations"]
+    assert fault["rule"] == "file" and "is not a registered function" in fault["message"]
+
+
+def test_place_refuses_types_that_the_protocol_lacks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = [helper.make_tensor_value_info(name, kind, ["n", 4]) for name, kind in (("x", 19), ("y", 1))]
+    graph = helper.make_graph(
+        [helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)], "g", values[:1], values[1:]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    onnx.save(model, folder / "other.onnx")
+    assert main(["place", "--gpus", "h100-sxm"]) == 3
+    assert "tensor 'x' has type float8e5m2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("dims", "axis", "message"),
+    [(["n", 4], 0, "its output y for one depends on the others"), ([4, 4], 1, "has no free batch")],
+)
+def test_check_names_a_file_whose_requests_cannot_share_a_batch(
+    folder: Path, capsys: pytest.CaptureFixture[str], dims: Dims, axis: int, message: str
+) -> None:
+    _write(folder / "other.onnx")
+    assert main(["place", "--gpus", "t4"]) == 0
+    plan = (folder / "map.json").read_text().replace('"batch": 1,', '"batch": 4,')
+    (folder / "map.json").write_text(plan)
+    node = helper.make_node("Softmax", ["x"], ["y"], axis=axis)
+    write_model(folder / "other.onnx", [node], {"x": dims}, {"y": dims})
+    capsys.readouterr()
+    assert main(["check", "map.json", "--allow-changed", "--json"]) == 1
+    faults = {fault["where"]: fault["message"] for fault in json.loads(capsys.readouterr().out)["violations"]}
+    assert message in faults["other"] and "fine" not in faults
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name, version in (("small", 1), ("large", 3)):
+        folder = tmp_path / "repo" / name
+        (folder / str(version)).mkdir(parents=True)
+        write_mlp(folder / str(version) / "model.onnx")
+        text = f'name: "{name}" backend: "onnxruntime" max_batch_size: 2 optimization {{ graph {{ level: 1 }} }}'
+        (folder / "config.pbtxt").write_text(text + " instance_group [ { count: 7 kind: KIND_CPU } ]")
+    (tmp_path / "repo" / "text" / "1").mkdir(parents=True)
+    (tmp_path / "repo" / "text" / "config.pbtxt").write_text('backend: "python"')
+    (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\nsmall,100,50\nlarge,2000,20\n")
+    return tmp_path / "repo"
+
+
+def _read(path: Path) -> model_config_pb2.ModelConfig:
+    return text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
+
+
+def test_the_plan_becomes_configurations_that_keep_every_other_field(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (repository / "large" / "config.pbtxt").read_text()
+    assert main(["place", "--triton-repository", "repo", "--gpus", "a100-40", "--json"]) == 0
+    stderr = capsys.readouterr().err
+    assert "text of the repository is not planned: python executes it" in stderr
+    assert "--model-config-name=node0" in stderr
+    assert (repository / "large" / "config.pbtxt").read_text() == before
+    for name in ("small", "large"):
+        planned = _read(repository / name / "configs" / "node0.pbtxt")
+        assert (planned.name, planned.backend, planned.optimization.graph.level) == (name, "onnxruntime", 1)
+        (group,) = planned.instance_group
+        assert (group.kind, list(group.gpus)) == (group.KIND_GPU, [0])
+        assert planned.max_batch_size >= 1
+        if planned.max_batch_size > 1:
+            assert list(planned.dynamic_batching.preferred_batch_size) == [planned.max_batch_size]
+
+
+def _write_ensemble(repository: Path, needed: str = "middle") -> None:
+    (repository / "whole" / "1").mkdir(parents=True)
+    steps = (("large", needed, "output"), ("small", "input", "middle"))  # in no order, as Triton allows
+    text = " ".join(
+        f'step {{ model_name: "{model}" input_map {{ key: "x" value: "{source}" }} '
+        f'output_map {{ key: "y" value: "{result}" }} }}'
+        for model, source, result in steps
+    )
+    (repository / "whole" / "config.pbtxt").write_text(
+        'platform: "ensemble" input { name: "input" data_type: TYPE_FP32 dims: 4 } '
+        f'output {{ name: "output" data_type: TYPE_FP32 dims: 4 }} ensemble_scheduling {{ {text} }}'
+    )
+
+
+def test_an_ensemble_is_planned_as_a_chain_in_the_order_of_its_tensors(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _write_ensemble(repository)
+    (repository.parent / "slo.csv").write_text("model,rate_rps,slo_ms\nwhole,100,50\nsmall,10,20\n")
+    assert main(["place", "--triton-repository", "repo", "--gpus", "a100-40"]) == 0
+    chain = read_map(repository.parent / "map.json").chains["whole"]
+    assert (chain.steps, chain.slo_ms) == (("whole.small", "large"), 50.0)
+    assert (repository / "large" / "configs" / "node0.pbtxt").is_file()
+    assert not (repository / "whole" / "configs").exists()
+    assert _read(repository / "small" / "configs" / "node0.pbtxt").instance_group[0].count == 2  # both services
+    capsys.readouterr()
+
+
+def test_an_ensemble_with_a_tensor_that_no_step_makes_is_refused(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _write_ensemble(repository, "absent")
+    assert main(["place", "--triton-repository", "repo", "--gpus", "a100-40"]) == 3
+    assert "whole has no step that makes 'absent' for large" in capsys.readouterr().err
+
+
+def test_what_cannot_be_planned_is_refused_by_name(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for content, message in (
+        ("text,1,50", "text cannot be planned: python executes it"),
+        ("smal,1,50", "small"),
+        ("small>text,1,50", "text cannot be planned: python executes it"),
+    ):
+        (repository.parent / "slo.csv").write_text(f"model,rate_rps,slo_ms\n{content}\n")
+        assert main(["place", "--triton-repository", "repo", "--gpus", "a100-40"]) == 3
+        assert message in capsys.readouterr().err
+    (repository / "small" / "config.pbtxt").write_text("max_batch_size: {")
+    assert main(["place", "--triton-repository", "repo", "--gpus", "a100-40"]) == 3
+    assert "is not a model configuration of Triton" in capsys.readouterr().err
+    assert main(["place", "--triton-repository", "nowhere", "--gpus", "a100-40"]) == 3
+    assert "there is no Triton repository nowhere" in capsys.readouterr().err

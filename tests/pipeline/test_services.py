@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import gpuprof
-from gpuprof.domain.deployment import read_map, write_map
+from gpuprof.domain.arrival_process import BatchPoissonArrivals
+from gpuprof.domain.deployment import DeploymentMap, read_map, write_map
+from gpuprof.domain.map_sources import summarize_map
+from gpuprof.domain.sojourn import ShapedQueue, queue_of
 from gpuprof.errors import InputError
 from gpuprof.load.load import make_requests
 from gpuprof.load.target import Target, requests_for
+from gpuprof.pipeline import place
+from gpuprof.pipeline.chains import divide_by_time
+from gpuprof.pipeline.problem import build_problem
+from gpuprof.placement.policies import make_policy
 from gpuprof.serving.transport.datatypes import TensorSpec
+from tests.estimators.rows import database, measured_row
 from tests.small_models import write_text_model
 
 
@@ -129,3 +138,169 @@ def test_the_samples_of_a_file_are_sent_one_after_another_and_named_in_the_resul
     assert str(row["input_data"]).startswith("data.json (2 samples, sha256 ")
     with pytest.raises(InputError, match="--dim cannot change that"):
         traffic.replace(dims={"seq": 4}).make_streams(plan.deployment, tmp_path)
+
+
+SLO_MS = 40.0
+SHORT = gpuprof.SimulatedTraffic(duration_s=5.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two models and an slo.csv that asks for a chain of them."""
+    folder = tmp_path_factory.mktemp("chains")
+    for name in ("resnet18", "mlp"):
+        gpuprof.build_model(name, folder / f"{name}.onnx")
+    write_demands(
+        folder, f"{folder}/resnet18.onnx > {folder}/mlp.onnx,100,{SLO_MS},vision", f"{folder}/mlp.onnx,50,20,"
+    )
+    return folder
+
+
+def write_demands(folder: Path, *rows: str) -> Path:
+    path = folder / "slo.csv"
+    path.write_text("\n".join(("model,rate_rps,slo_ms,service", *rows)) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def plan(folder: Path) -> DeploymentMap:
+    options = gpuprof.PlanningOptions(time_limit_s=5.0)
+    return gpuprof.place(folder / "slo.csv", fleet="a100-40", options=options).deployment
+
+
+def test_the_steps_of_a_chain_share_its_slo_and_its_late_requests(plan: DeploymentMap) -> None:
+    assert plan.chains["vision"].steps == ("resnet18", "vision.mlp")
+    first, second = (plan.models[step] for step in plan.chains["vision"].steps)
+    assert first.slo_ms + second.slo_ms == pytest.approx(SLO_MS)
+    assert first.slo_ms > second.slo_ms  # the slower model needs the larger part
+    assert (first.percentile, second.percentile) == (99.5, 99.5)
+    assert first.rate_rps == second.rate_rps == 100.0
+    assert not plan.unplaced
+
+
+@pytest.mark.parametrize("steps", [("resnet18", "absent"), ("resnet18", "resnet18")])
+def test_a_map_whose_chain_has_a_wrong_step_is_refused(plan: DeploymentMap, steps: tuple[str, str]) -> None:
+    content = json.loads(plan.to_json())
+    content["chains"]["vision"]["steps"] = steps
+    with pytest.raises(ValueError, match=r"not among|two steps"):
+        DeploymentMap.model_validate(content)
+
+
+def test_check_refuses_a_map_whose_steps_add_up_to_more_than_the_chain_may_take(
+    plan: DeploymentMap, folder: Path
+) -> None:
+    assert gpuprof.check(plan).is_sound
+    chain = plan.chains["vision"].model_copy(update={"slo_ms": 0.9 * SLO_MS})
+    (violation,) = gpuprof.check(plan.model_copy(update={"chains": {"vision": chain}})).violations
+    assert (violation.rule, violation.where) == ("slo", "vision")
+    stricter = gpuprof.Demand("vision", 100.0, gpuprof.Slo(0.9 * SLO_MS), source_model="resnet18>mlp")
+    other = gpuprof.Demand("mlp", 50.0, gpuprof.Slo(20.0))
+    assert [v.where for v in gpuprof.check(plan, against=[stricter, other]).violations] == ["vision"]
+    assert gpuprof.check(
+        plan, against=[gpuprof.Demand("vision", 100.0, gpuprof.Slo(SLO_MS), source_model="resnet18>mlp"), other]
+    ).is_sound
+
+
+def test_the_division_is_told_and_steps_are_named_apart(folder: Path, tmp_path: Path) -> None:
+    mlp = folder / "mlp.onnx"
+    path = write_demands(tmp_path, f"{mlp}>{mlp}>{mlp},10,60,", f"{mlp},10,20,")
+    plan = gpuprof.place(path, fleet="a100-40", options=gpuprof.PlanningOptions(time_limit_s=5.0)).deployment
+    steps = plan.chains["mlp>mlp>mlp"].steps
+    assert steps == ("mlp-mlp-mlp.mlp", "mlp-mlp-mlp.mlp.2", "mlp-mlp-mlp.mlp.3")
+    assert {plan.models[step].source_model for step in steps} == {"mlp"}
+    assert "60 ms of mlp>mlp>mlp are " in summarize_map(plan)
+    with pytest.raises(InputError, match="is a chain"):
+        gpuprof.explain(plan, "mlp>mlp>mlp")
+
+
+def test_the_slo_is_divided_by_capacities_and_else_in_proportion_to_times(folder: Path, tmp_path: Path) -> None:
+    db = tmp_path / "db"
+    database(
+        db,
+        [
+            measured_row(name, 1, ms, device="v100", repeats=100, std_ms=0.1)
+            for name, ms in (("resnet18", 40.0), ("mlp", 1.0))
+        ],
+    )
+    chain = [gpuprof.Demand("resnet18>mlp", 0.05, gpuprof.Slo(60.0))]
+    problem = build_problem(chain, "v100", db, gpuprof.PlanningOptions(estimator="measured"))
+    slow, fast = divide_by_time(problem).demands
+    assert slow.slo.latency_ms == pytest.approx(60.0 * 40.0 / 41.0)
+    assert slow.slo.latency_ms + fast.slo.latency_ms == pytest.approx(60.0)
+    slow, fast = problem.demands  # 40 ms do not fit into an equal part
+    assert slow.slo.latency_ms > 40.0 and fast.slo.latency_ms > 1.0
+
+
+def test_a_later_step_is_planned_for_the_groups_in_which_batches_end(folder: Path) -> None:
+    chain = [gpuprof.Demand(f"{folder}/resnet18.onnx>{folder}/mlp.onnx", 3000.0, gpuprof.Slo(12.0))]
+    options = gpuprof.PlanningOptions(time_limit_s=5.0, confidence=0.0)
+    plan = gpuprof.place(chain, fleet="a100-40", options=options)
+    assert plan.is_complete
+    (verdict,) = gpuprof.simulate(plan.deployment, gpuprof.SimulatedTraffic(duration_s=5.0)).verdicts()
+    assert verdict.kept
+
+
+@pytest.mark.parametrize("misses_again", [False, True])
+def test_a_chain_that_misses_in_a_simulation_is_planned_again_and_named_if_it_still_does(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, misses_again: bool
+) -> None:
+    answers = iter([{"c": 90.0}, {"c": 95.0} if misses_again else {}])
+    monkeypatch.setattr(place, "_simulate_misses", lambda deployment: next(answers))
+    demand = gpuprof.Demand("c", 300.0, gpuprof.Slo(40.0), source_model=f"{folder}/resnet18.onnx>{folder}/mlp.onnx")
+    problem = build_problem([demand], "a100-40", None, gpuprof.PlanningOptions())
+    notes: list[str] = []
+    solved, plan = place.plan_chains(problem, make_policy("ffd"), notes.append)
+    queue = queue_of(solved.queueing, "mlp")
+    assert isinstance(queue, ShapedQueue) and isinstance(queue.shape, BatchPoissonArrivals)
+    assert queue.shape.size > 1
+    assert queue_of(solved.queueing, "resnet18") is problem.queueing
+    assert len(notes) == misses_again and plan.chains.keys() == {"c"}
+
+
+def test_a_chain_of_file_and_dims_and_of_empty_steps_is_refused(folder: Path, tmp_path: Path) -> None:
+    for text in (f"{folder}/mlp.onnx>,1,20,", f">{folder}/mlp.onnx,1,20,"):
+        with pytest.raises(InputError, match="must be MODEL>MODEL"):
+            gpuprof.place(write_demands(tmp_path, text), fleet="a100-40")
+
+
+def test_a_chain_is_simulated_from_its_first_arrival_to_its_last_answer(plan: DeploymentMap) -> None:
+    result = gpuprof.simulate(plan, gpuprof.SimulatedTraffic(duration_s=20.0))
+    assert [verdict.model for verdict in result.verdicts()] == ["mlp", "vision"]
+    first, second, _ = result.outcome.models
+    (chain,) = result.outcome.chains
+    assert chain.requests == chain.answered == first.answered
+    assert abs(second.requests - first.requests) <= 2  # requests in the first step when the warm-up ends
+    assert chain.mean_ms == pytest.approx((first.mean_ms or 0.0) + (second.mean_ms or 0.0), rel=1e-3)
+    most_ms = 1.01 * ((first.p99_ms or 0.0) + (second.p99_ms or 0.0))  # percentiles do not add up exactly
+    assert (first.p99_ms or 0.0) < (chain.p99_ms or 0.0) <= most_ms
+    assert result.outcome.requests == chain.requests + result.outcome.models[2].requests
+
+
+def test_the_verdict_on_a_chain_is_on_its_own_slo_and_counts_requests_lost_in_any_step(plan: DeploymentMap) -> None:
+    tight = plan.chains["vision"].model_copy(update={"slo_ms": 0.01})
+    result = gpuprof.simulate(plan.model_copy(update={"chains": {"vision": tight}}), SHORT)
+    assert {verdict.model: verdict.verdict for verdict in result.verdicts()} == {"mlp": "kept", "vision": "missed"}
+    failing = gpuprof.simulate(plan, SHORT, service=gpuprof.ServiceSettings(failures=("node0@2s",)))
+    (chain,) = failing.outcome.chains
+    assert chain.missed["failed"] > 0
+    assert chain.answered + chain.missed["failed"] + chain.missed["refused"] == chain.requests
+
+
+def test_the_rate_of_a_chain_is_given_by_its_name(plan: DeploymentMap) -> None:
+    result = gpuprof.simulate(plan, gpuprof.SimulatedTraffic(duration_s=20.0, rates_rps={"vision": 20.0}))
+    assert result.outcome.chains[0].rate_rps == pytest.approx(20.0, rel=0.3)
+    with pytest.raises(InputError, match=r"vision\.mlp"):
+        gpuprof.simulate(plan, gpuprof.SimulatedTraffic(rates_rps={"vision.mlp": 20.0}))
+
+
+def test_load_judges_a_served_chain_by_its_own_slo_beside_its_prediction(plan: DeploymentMap, folder: Path) -> None:
+    with gpuprof.serve(plan, gpuprof.ServeSettings(port=0, simulate=True)) as server:
+        traffic = gpuprof.LoadTraffic(duration_s=2.0, warmup_s=0.2, rate_scale=0.3)
+        result = gpuprof.load(server.url, server.map, traffic=traffic)
+    chain = next(row for row in result.rows() if row["model"] == "vision")
+    assert [row["model"] for row in result.rows()] == ["mlp", "vision"]
+    answered, refused, sent = (int(str(chain[name])) for name in ("answered", "refused", "sent"))
+    assert answered + refused == sent == pytest.approx(60, abs=25)  # a busy machine refuses
+    assert answered > 0
+    assert chain["predicted_p50_ms"] is not None
+    assert chain["slo_ms"] == SLO_MS

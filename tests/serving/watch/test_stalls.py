@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from gpuprof.errors import UnavailableError
+from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
 from gpuprof.serving import server as server_module
 from gpuprof.serving.machine.orders import WorkerOrder
-from gpuprof.serving.router.worker import ProcessWorker
+from gpuprof.serving.router.worker import BatchAnswer, ProcessWorker, SentBatch, ServedWorker
 from gpuprof.serving.server import Server
 
 ORDER = WorkerOrder("m", "1", "null:4", 1)
@@ -56,3 +59,119 @@ def test_a_worker_is_not_killed_for_what_the_router_did_not_hear(
     with pytest.raises(RuntimeError, match="StopIteration"):
         asyncio.run(Server._watch(cast(Any, server)))
     assert worker.killed == killed
+
+
+class Events:
+    """A replica that notes how long batches took."""
+
+    def __init__(self) -> None:
+        self.took_ms: list[float] = []
+
+    def on_batch_done(self, batch: SentBatch, answer: BatchAnswer) -> None:
+        self.took_ms.append(batch.took_ms)
+
+    def on_worker_ready(self, *_: object) -> None:
+        pass
+
+    on_batch_failed = on_batches_lost = on_worker_ready
+
+
+class StubWorker(ServedWorker):
+    """A ready worker that answers when the test says so, after it ran for ``run_ms`` by its own account."""
+
+    def __init__(self, run_ms: float = 1.0, deaths: int = 0, provider: str = ORT_CPU) -> None:
+        super().__init__("m/0.0", WorkerOrder("m", "1", "m.onnx", 1, provider=provider), 5.0)
+        self._events = Events()
+        self.replica = cast(Any, self._events)
+        self._stub_ms, self._deaths = run_ms, deaths
+
+    @property
+    def took_ms(self) -> list[float]:
+        return self._events.took_ms
+
+    async def _begin(self) -> None:
+        for _ in range(self._deaths):
+            self._on_loss()
+        self._on_ready(cast(Any, object()))
+
+    async def _end(self) -> None:
+        pass
+
+    def _transmit(self, batch: SentBatch) -> None:
+        pass
+
+    def watch(self, now: float) -> None:
+        pass
+
+    def finish(self) -> None:
+        self._on_done(self.sent.pop(min(self.sent)), BatchAnswer(0, int(1e6 * self._stub_ms), 0, [], 1))
+
+    def fail(self) -> None:
+        self._on_failure(self.sent.pop(min(self.sent)), "bad index")
+
+
+def play(scene: Callable[[StubWorker], Awaitable[None]], *arguments: Any) -> None:
+    async def run() -> None:
+        await scene(StubWorker(*arguments))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("run_ms", "batches"), [(0.001, 32), (0.5, 10), (2.0, 3), (20.0, 2)])
+def test_a_worker_has_at_hand_what_it_runs_in_five_milliseconds_and_one_batch_at_least(
+    run_ms: float, batches: int
+) -> None:
+    async def scene(worker: StubWorker) -> None:
+        def fill() -> int:
+            while worker.is_idle or worker.can_prefetch(5.0):
+                worker.send([], 1, 100.0, 0.0)
+            return len(worker.sent)
+
+        assert not worker.can_prefetch(5.0)
+        await worker.start()
+        assert fill() == 2  # nothing is known of its times yet, and what is expected of it is no measurement
+        worker.finish()
+        assert fill() == batches
+
+    play(scene, run_ms)
+
+
+@pytest.mark.parametrize(("provider", "deaths", "may"), [(ORT_CUDA, 0, True), (ORT_CUDA, 1, False), (ORT_CPU, 1, True)])
+def test_a_worker_that_copies_ahead_is_given_nothing_beside_what_another_died_of(
+    provider: str, deaths: int, may: bool
+) -> None:
+    async def scene(worker: StubWorker) -> None:
+        await worker.start()
+        worker.send([cast(Any, SimpleNamespace(deaths=deaths))], 1, 1.0, 0.0)
+        assert worker.can_prefetch(5.0) is may
+
+    play(scene, 1.0, 0, provider)
+
+
+def test_what_is_expected_after_a_batch_that_failed_are_the_others() -> None:
+    async def scene(worker: StubWorker) -> None:
+        await worker.start()
+        began = time.monotonic() - 1000.0
+        for _ in range(100):  # one is always sent in advance
+            worker.send([], 1, 1e6, began)
+            worker.send([], 1, 1e6, began)
+            worker.fail()
+            assert 0.0 < worker.busy_ms(time.monotonic()) <= 1e6
+            worker.fail()
+        worker.send([], 1, 1e6, began)
+        worker.finish()
+        assert worker.took_ms[0] < 500e3, "the batch began when the one before it had failed"
+
+    play(scene)
+
+
+@pytest.mark.parametrize(("deaths", "is_ready"), [(2, True), (3, False)])
+def test_a_worker_that_dies_while_it_loads_is_tried_three_times(deaths: int, is_ready: bool) -> None:
+    async def scene(worker: StubWorker) -> None:
+        if is_ready:
+            await worker.start()
+        else:
+            with pytest.raises(UnavailableError, match=r"ended 3 times while it loaded m\.onnx"):
+                await worker.start()
+
+    play(scene, 1.0, deaths)
