@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpuprof.domain.estimate import Estimator
-from gpuprof.errors import GpuprofError, InputError
+from gpuprof.errors import GpuprofError, PluginError
 from gpuprof.estimators.measured.known_models import KnownModels
 from gpuprof.estimators.wrappers import FailureAwareEstimator, ForeignEstimator
 from gpuprof.kernel_db.store import KernelDb
@@ -31,7 +31,7 @@ def estimator_names() -> tuple[str, ...]:
 def make_estimator(source: str | Estimator, db: KernelDb | None, graphs: Mapping[str, Path] | None = None) -> Estimator:
     """Return an estimator that refuses workloads that failed according to the database.
 
-    Raises `InputError` when there is no such estimator, or it cannot be made from a database. ``source``: the name of a
+    Raises `InputError` when there is no such estimator, `PluginError` when it cannot be made. ``source``: the name of a
     built-in or installed one, ``package.module:Class``, or an estimator. Built-in classes are called with the kernel
     database and the files, others with the database alone. ``graphs``: ONNX files of models by name.
     """
@@ -52,7 +52,7 @@ def _construct(name: str, db: KernelDb | None, graphs: Mapping[str, Path] | None
         raise
     except Exception as error:  # a plug-in may raise anything
         reason = describe_error(error)
-        raise InputError(f"the estimator {name!r} cannot be made from a kernel database: {reason}") from error
+        raise PluginError(f"the estimator {name!r} cannot be made from a kernel database: {reason}") from error
     return estimator
 
 

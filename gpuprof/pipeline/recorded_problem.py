@@ -14,7 +14,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import NOTHING_TRIED, Estimator, TriedRuns
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.sizes import mixed_name, name_parts
-from gpuprof.errors import InputError
+from gpuprof.errors import InputError, PluginError
 from gpuprof.estimators.builtin import DEFAULT, is_plugin
 from gpuprof.estimators.cross_gpu.execution import parse_execution
 from gpuprof.estimators.wrappers import name_services, name_tried_services
@@ -205,7 +205,7 @@ def collect_map_evidence(
     if is_required or _is_recomputable(deployment, paths):
         try:
             times, tried = _restore_estimator(located, database, paths, source, note)
-        except InputError as error:
+        except (InputError, PluginError) as error:
             if is_required:
                 raise
             note(str(error))

@@ -8,7 +8,7 @@ import pytest
 
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.estimate import Estimator
-from gpuprof.errors import InputError
+from gpuprof.errors import PluginError
 from gpuprof.estimators.builtin import make_estimator
 from gpuprof.estimators.contract import EstimatorContract
 from gpuprof.estimators.database import DatabaseEstimator
@@ -57,5 +57,5 @@ class TestGk(EstimatorContract):
 
 
 def test_a_class_that_takes_no_database_is_refused() -> None:
-    with pytest.raises(InputError, match="cannot be made from a kernel database"):
+    with pytest.raises(PluginError, match="cannot be made from a kernel database"):
         make_estimator("gpuprof.domain.estimate:Workload", None)

@@ -280,5 +280,5 @@ def test_batches_and_shares_that_are_none_are_refused(monkeypatch: pytest.Monkey
 
 
 def test_one_that_cannot_be_made_says_why() -> None:
-    with pytest.raises(InputError, match="cannot be made from a kernel database: RuntimeError: no licence"):
+    with pytest.raises(PluginError, match="cannot be made from a kernel database: RuntimeError: no licence"):
         make_estimator(f"{__name__}:Unmade", None)

@@ -13,7 +13,7 @@ from gpuprof.domain.catalogue import device
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.estimate import MEASURED, Estimate, Figure
 from gpuprof.domain.share import Share
-from gpuprof.errors import InputError
+from gpuprof.errors import GpuprofError, InputError
 from gpuprof.kernel_db.schema import DeviceRow, ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.pipeline.devices import resolve_device
@@ -204,5 +204,5 @@ def test_an_estimator_that_is_named_is_asked_or_refused_where_neither_files_nor_
         ("measured", "there is no database"),
         ("json:loads", "cannot be made from a kernel database"),
     ):
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(GpuprofError, match=message):
             gpuprof.check(planned, estimator=name)
