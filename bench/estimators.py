@@ -40,8 +40,8 @@ def search(database: Path) -> None:
     from sklearn.base import clone
     from sklearn.model_selection import GroupKFold
 
-    from gpuprof.estimators.learned.features import expected_ns
     from gpuprof.estimators.learned.learned import make_constituents
+    from gpuprof.estimators.learned.training_set import expected_ns
 
     data = _training(database)
     ops = data.ops

@@ -24,7 +24,7 @@ from bench.published_pairs import read_pairs
 from gpuprof.estimators.conformal import quantile
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients, fit_all
 from gpuprof.estimators.igniter.igniter_estimator import read_igniter_profile
-from gpuprof.estimators.interference.models import (
+from gpuprof.estimators.interference.colocation import (
     ColocatedWorkload,
     ConstantInterference,
     ContentionModel,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
-from gpuprof.estimators.interference.models import ColocatedWorkload, RunningWorkload
+from gpuprof.estimators.interference.colocation import ColocatedWorkload, RunningWorkload
 
 
 def read_pairs(

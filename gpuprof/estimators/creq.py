@@ -13,7 +13,6 @@ from gpuprof.domain.catalogue import datasets
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Figure
 from gpuprof.estimators.constants import constant
-from gpuprof.estimators.cross_gpu.cost_model import Forest, Forests
 from gpuprof.estimators.cross_gpu.cross_gpu import (
     CrossGpuLatencies,
     CrossGpuModel,
@@ -21,7 +20,16 @@ from gpuprof.estimators.cross_gpu.cross_gpu import (
     read_trained_files,
     shipped_model,
 )
-from gpuprof.estimators.cross_gpu.features import FAMILIES, Array, OpTable, bound_times, features_of, regressor_names
+from gpuprof.estimators.cross_gpu.features import (
+    FAMILIES,
+    Array,
+    Forest,
+    Forests,
+    OpTable,
+    bound_times,
+    features_of,
+    regressor_names,
+)
 from gpuprof.estimators.cross_gpu.kernels import KernelList, LaunchMode, batch_seconds, host_seconds
 from gpuprof.estimators.cross_gpu.rates import DeviceRates, rates_of
 

@@ -28,10 +28,9 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.constants import constant
 from gpuprof.estimators.creq import UnprofiledRequirements
 from gpuprof.estimators.cross_gpu.cross_gpu import MOST_BATCH, TENTHS, CrossGpuLatencies
-from gpuprof.estimators.cross_gpu.execution import Execution, type_of_weights
+from gpuprof.estimators.cross_gpu.kernels import Execution, type_of_weights
 from gpuprof.estimators.cross_gpu.node_groups import CONVOLUTIONS, PRODUCTS, NodeGroups
-from gpuprof.estimators.interference.colocation import Colocations
-from gpuprof.estimators.interference.models import RunningWorkload
+from gpuprof.estimators.interference.colocation import Colocations, RunningWorkload
 from gpuprof.estimators.measured.known_models import (
     KnownModels,
     find_failure,

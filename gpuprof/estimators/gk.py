@@ -20,7 +20,7 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.conformal import ENOUGH_MODELS, LEVEL, quantile
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode, host_seconds, list_kernels
 from gpuprof.estimators.database import DatabaseEstimator
-from gpuprof.estimators.learned.features import OpFacts, facts_of_op, facts_of_row, feature_matrix, roofline_ns
+from gpuprof.estimators.learned.training_set import OpFacts, facts_of_op, facts_of_row, feature_matrix, roofline_ns
 from gpuprof.estimators.measured.known_models import padding_of
 from gpuprof.estimators.measured.measured import CREQ_METRICS
 from gpuprof.estimators.memory import peak_activation_bytes, workspace_bytes

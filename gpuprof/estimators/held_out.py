@@ -18,15 +18,17 @@ from gpuprof.domain.plural import count_of
 from gpuprof.errors import GpuprofError, InputError
 from gpuprof.estimators.builtin import make_estimator
 from gpuprof.estimators.conformal import common_factor, interval_factor
-from gpuprof.estimators.learned.features import NODE_NS, Array, roofline_ns
 from gpuprof.estimators.learned.learned import ALLOCATION, STACK, STACKED, LearnedModel, fit, predict_requirement
 from gpuprof.estimators.learned.training_set import (
     MREQ,
+    NODE_NS,
+    Array,
     ModelCase,
     OpTimes,
     TrainingSet,
     graph_facts,
     leave_out_architecture,
+    roofline_ns,
 )
 from gpuprof.estimators.measured.measured import MeasuredModel, read_measured
 from gpuprof.estimators.measured.surface import BatchCurve

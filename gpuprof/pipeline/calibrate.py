@@ -20,7 +20,7 @@ from gpuprof.pipeline.settings import Settings, option
 
 if TYPE_CHECKING:
     from gpuprof.domain.device import Device
-    from gpuprof.estimators.interference.models import RankedModel
+    from gpuprof.estimators.interference.colocation import RankedModel
 
 #: Networks of ``quick``: small, of several kinds, and enough of them for an interval of their own.
 _QUICK_NETWORKS = ("squeezenet", "shufflenet", "unet", "transformer_encoder")

@@ -15,7 +15,7 @@ from gpuprof.pipeline.result import NoteCallback, say_nothing
 if TYPE_CHECKING:
     from gpuprof.domain.device import Device
     from gpuprof.domain.estimate import Estimator
-    from gpuprof.estimators.cross_gpu.execution import Execution
+    from gpuprof.estimators.cross_gpu.kernels import Execution
     from gpuprof.estimators.database import DatabaseEstimator
     from gpuprof.estimators.learned.learned import LearnedModel
     from gpuprof.kernel_db.store import KernelDb

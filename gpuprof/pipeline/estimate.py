@@ -136,7 +136,7 @@ def estimate(
     >>> half.estimates[0].latency_ms.value > whole.estimates[1].latency_ms.value
     True
     """
-    from gpuprof.estimators.cross_gpu.execution import parse_execution
+    from gpuprof.estimators.cross_gpu.kernels import parse_execution
 
     chosen = EstimateOptions.collect(options, fields)
     with NoteList() as notes:

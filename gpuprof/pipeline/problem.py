@@ -36,7 +36,7 @@ from gpuprof.domain.sojourn import ModelQueues, QueueModel, ShapedQueue, queue_o
 from gpuprof.domain.validation import Positive, Seed
 from gpuprof.errors import InputError, UnstableError
 from gpuprof.estimators.builtin import DEFAULT, is_plugin, read_premise
-from gpuprof.estimators.cross_gpu.execution import Execution, parse_execution
+from gpuprof.estimators.cross_gpu.kernels import Execution, parse_execution
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.measured.known_models import KnownModels
 from gpuprof.estimators.queueing.queueing import BatchQueue

@@ -11,7 +11,7 @@ import pytest
 from bench import ledger
 from bench.ledger import FOLDER, PAGE, Line, find_worse, read_measurements, read_table, write_table
 from gpuprof.domain.catalogue import devices
-from gpuprof.estimators.cross_gpu.cost_model import CostModel
+from gpuprof.estimators.cross_gpu.features import CostModel
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode
 
 LINE = Line("triton-bert: tensorrt, float16, t4, batch 1", 3, 10.0, -2.0, 100.0, 2.0)

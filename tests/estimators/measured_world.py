@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.domain.share import Share
-from gpuprof.estimators.learned.features import facts_of_op, roofline_ns
+from gpuprof.estimators.learned.training_set import facts_of_op, roofline_ns
 from gpuprof.estimators.memory import arena_footprint
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import ModelRow, OpRow

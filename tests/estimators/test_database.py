@@ -23,8 +23,7 @@ from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, UNCALI
 from gpuprof.domain.runtime_variant import Padding
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimators.cross_gpu.execution import Execution
-from gpuprof.estimators.cross_gpu.kernels import LaunchMode
+from gpuprof.estimators.cross_gpu.kernels import Execution, LaunchMode
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.held_out import copy_without, estimate_held_out
 from gpuprof.estimators.measured.measured_only import MeasuredEstimator

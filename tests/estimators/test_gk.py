@@ -15,8 +15,8 @@ from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.domain.share import Share
 from gpuprof.estimators.creq import METRICS, LaunchModel, achieved_occupancy_pct, shipped_creq
 from gpuprof.estimators.creq import SOURCE as CREQ_SOURCE
-from gpuprof.estimators.cross_gpu.execution import parse_execution
 from gpuprof.estimators.cross_gpu.features import make_table
+from gpuprof.estimators.cross_gpu.kernels import parse_execution
 from gpuprof.estimators.cross_gpu.rates import rates_of
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.gk import (
@@ -31,7 +31,7 @@ from gpuprof.estimators.gk import (
     read_kernel_table,
     require,
 )
-from gpuprof.estimators.learned.features import facts_of_op
+from gpuprof.estimators.learned.training_set import facts_of_op
 from gpuprof.estimators.memory import peak_activation_bytes
 from gpuprof.kernel_db.schema import KernelRow, ModelRow, OpRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run

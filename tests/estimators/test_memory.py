@@ -15,7 +15,7 @@ from gpuprof.domain.estimate import INTERPOLATED, MEASURED, PREDICTED, Figure, W
 from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.domain.share import Share
 from gpuprof.estimators.builtin import make_estimator
-from gpuprof.estimators.cross_gpu.execution import parse_execution
+from gpuprof.estimators.cross_gpu.kernels import parse_execution
 from gpuprof.estimators.database import ModelMemory, hold_graph
 from gpuprof.estimators.measured.known_models import KnownModels
 from gpuprof.estimators.memory import (

@@ -21,9 +21,7 @@ from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.constants import constant
-from gpuprof.estimators.cross_gpu.cost_model import CostModel
-from gpuprof.estimators.cross_gpu.execution import Execution, type_of_weights
-from gpuprof.estimators.cross_gpu.features import FAMILIES, Array, OpTable, stack_tables
+from gpuprof.estimators.cross_gpu.features import FAMILIES, Array, CostModel, OpTable, stack_tables
 from gpuprof.estimators.cross_gpu.intervals import (
     ErrorScales,
     TimeParts,
@@ -35,12 +33,14 @@ from gpuprof.estimators.cross_gpu.intervals import (
     name_unlike,
 )
 from gpuprof.estimators.cross_gpu.kernels import (
+    Execution,
     KernelList,
     KernelsByBatch,
     LaunchMode,
     batch_seconds,
     find_distinct_rows,
     host_seconds,
+    type_of_weights,
 )
 from gpuprof.estimators.cross_gpu.rates import TENSOR_TYPES, DeviceRates, rates_of
 from gpuprof.graph.load import read_fixed_batch

@@ -33,24 +33,22 @@ from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, UnavailableError, install_hint, refuse_unwritable
 from gpuprof.estimators.conformal import interval_factor
-from gpuprof.estimators.learned.features import (
+from gpuprof.estimators.learned.training_set import (
     EXPECTED_FEATURES,
     FEATURES,
     KINDS,
-    OpFacts,
-    expected_ns,
-    kind_of,
-    regressor_features,
-    roofline_ns,
-)
-from gpuprof.estimators.learned.training_set import (
     MREQ,
     ModelCase,
+    OpFacts,
     TrainingSet,
+    expected_ns,
     graph_facts,
     group_facts,
+    kind_of,
     leave_out_architecture,
     optimized_groups,
+    regressor_features,
+    roofline_ns,
 )
 from gpuprof.estimators.memory import AllocationModel, peak_activation_bytes
 

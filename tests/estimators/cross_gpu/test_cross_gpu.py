@@ -16,14 +16,13 @@ from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.cross_gpu.cross_gpu import LatencyGrid, shipped_model
-from gpuprof.estimators.cross_gpu.execution import parse_execution
 from gpuprof.estimators.cross_gpu.features import (
     FAMILIES,
     bound_times,
     make_table,
     regressor_names,
 )
-from gpuprof.estimators.cross_gpu.kernels import KernelsByBatch, LaunchMode, list_kernels
+from gpuprof.estimators.cross_gpu.kernels import KernelsByBatch, LaunchMode, list_kernels, parse_execution
 from gpuprof.estimators.cross_gpu.rates import rates_of
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.graph.load import load_graph
@@ -126,7 +125,7 @@ def test_nothing_of_an_excluded_gpu_is_learned() -> None:
     bounds = {name: bound_times(ops, rates_of(device(name), "float32")).expected_s for name in set(names.tolist())}
     seconds = slow * np.choose(np.arange(rows) % 3, [bounds[name] for name in ("v100", "a100-pcie-80", "a100-pcie-40")])
     measured = MeasuredOps("gemm", "float32", ops, seconds + 1e-5, names, np.full(rows, "train"), kernels_only=True)
-    from gpuprof.estimators.cross_gpu.cost_model import CostModel
+    from gpuprof.estimators.cross_gpu.features import CostModel
 
     trained = train([measured], excluded="a100", rounds=40)
     rates = rates_of(device("a100-pcie-80"), "float32")

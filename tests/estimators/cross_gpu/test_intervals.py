@@ -21,7 +21,6 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.conformal import common_factor, interval_factor, left_out_residuals
 from gpuprof.estimators.cross_gpu import cross_gpu
 from gpuprof.estimators.cross_gpu import intervals as evidence
-from gpuprof.estimators.cross_gpu.execution import parse_execution
 from gpuprof.estimators.cross_gpu.features import make_table, stack_tables
 from gpuprof.estimators.cross_gpu.intervals import (
     ErrorScales,
@@ -29,7 +28,7 @@ from gpuprof.estimators.cross_gpu.intervals import (
     list_compared_boards,
     name_kinds,
 )
-from gpuprof.estimators.cross_gpu.kernels import LaunchMode
+from gpuprof.estimators.cross_gpu.kernels import LaunchMode, parse_execution
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.pipeline.estimate import require_sure
 from gpuprof.zoo.architecture import find_architecture

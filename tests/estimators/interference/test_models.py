@@ -12,17 +12,19 @@ from bench.interference import LinearInterference, evaluate
 from gpuprof.domain.estimate import Estimator, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
-from gpuprof.estimators.interference.colocation import Colocations, is_sharing_all_sms, slow_by_contention
-from gpuprof.estimators.interference.models import (
+from gpuprof.estimators.interference.colocation import (
     ColocatedWorkload,
+    Colocations,
     ConstantInterference,
     ContentionModel,
     IgniterInterference,
     InterferenceModel,
     NoInterference,
     RunningWorkload,
+    is_sharing_all_sms,
     leave_out,
     rank_interference_models,
+    slow_by_contention,
 )
 from tests.published_measurements import thesis_estimator, v100
 

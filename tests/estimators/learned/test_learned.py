@@ -28,29 +28,27 @@ from gpuprof.estimators.held_out import (
     predict_left_out_batches,
     summarise_errors,
 )
-from gpuprof.estimators.learned.features import (
+from gpuprof.estimators.learned.learned import LearnedModel, fit, fit_with_intervals, load_model, save_model
+from gpuprof.estimators.learned.training_set import (
     FEATURES,
     NODE_NS,
     Array,
     OpFacts,
+    TrainingSet,
+    database_graphs,
     expected_ns,
     facts_of_op,
     facts_of_row,
     feature_matrix,
-    kind_of,
-    regressor_features,
-    roofline_ns,
-)
-from gpuprof.estimators.learned.learned import LearnedModel, fit, fit_with_intervals, load_model, save_model
-from gpuprof.estimators.learned.training_set import (
-    TrainingSet,
-    database_graphs,
     group_facts,
+    kind_of,
     leave_out_architecture,
     load_training_set,
     measured_groups,
     name_architectures,
     optimized_groups,
+    regressor_features,
+    roofline_ns,
     working_set_bytes,
 )
 from gpuprof.estimators.roofline import work_of
