@@ -30,9 +30,6 @@ from gpuprof.placement.search_space import SearchSpace
 SHORTER = 0.98
 #: First guess of a replica's rate in a pool, as a part of its maximum rate.
 _LIKELY = 0.85
-#: Largest factor by which the formula misses the load of a single replica, and load of hardly any waiting, where it
-#: misses more; only nearer loads are solved.
-_SURE, _IDLE = 2.0, 0.25
 #: Iterations that adapt the number of replicas and the rate of each to one another.
 _ROUNDS = 3
 
@@ -415,10 +412,6 @@ class PooledSegments(Segments):
         load = rate_rps / server.capacity_rps
         if count > 1:
             return self._groups.can_bear(server, demand, count, load)
-        if isinstance(queue_of(self.problem.queueing, demand.model), QuickQueueModel):
-            likely = self._groups.load(server, demand, 1)
-            if not likely / _SURE <= load <= likely * _SURE + _IDLE:
-                return load < likely
         return super()._is_in_time(demand, server, rate_rps)
 
     def tail_ms(
