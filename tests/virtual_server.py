@@ -20,7 +20,7 @@ from gpuprof.domain.deployment import Replica
 from gpuprof.serving.machine.orders import WorkerOrder
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.router.served_replica import ReplicaPlan, ServedReplica
-from gpuprof.serving.router.simulated_worker import SimulatedWorker
+from gpuprof.serving.router.worker import SimulatedWorker
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.inference import Inference, InputTensor, RefusedError
 from gpuprof.serving.watch.statistics import ModelStatistics

@@ -329,7 +329,7 @@ def run_map_server(
     from gpuprof.serving.server_settings import ServerSettings
     from gpuprof.serving.transport.security import check_exposure, is_loopback, server_security
     from gpuprof.serving.watch.logs import configure_logging
-    from gpuprof.serving.watch.tracing import otlp_tracer
+    from gpuprof.serving.watch.statistics import otlp_tracer
 
     path = Path(map_file)
     configure_logging(settings.log)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpuprof.serving.change.adapt import AdaptSettings
 from gpuprof.serving.transport.security import OPEN, Security
-from gpuprof.serving.watch.tracing import SpanTracer
+from gpuprof.serving.watch.statistics import SpanTracer
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,14 @@ from gpuprof.domain.deployment import DeploymentMap, write_map
 from gpuprof.domain.estimate import BEYOND_SEEN, INTERPOLATED, MEASURED
 from gpuprof.errors import GpuprofError, UnavailableError
 from gpuprof.serving.change.window import Departure, ObservedLoad, ServiceWindow, find_departure, read_planned
-from gpuprof.serving.router.neighbour_times import BatchTimes, count_batches, find_neighbour_slowdowns, sum_times
 from gpuprof.serving.router.router import Router
-from gpuprof.serving.router.served_model import ServedModel
+from gpuprof.serving.router.served_model import (
+    BatchTimes,
+    ServedModel,
+    count_batches,
+    find_neighbour_slowdowns,
+    sum_times,
+)
 from gpuprof.serving.watch.logs import LOGGER
 
 _MOST_WAITED_PERIODS = 64

@@ -18,8 +18,7 @@ from gpuprof.serving.plan.serving_plan import PlannedReplica, Standby
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.router.served_replica import ReplicaPlan, ServedReplica
-from gpuprof.serving.router.simulated_worker import SIMULATED_PROVIDER, SimulatedWorker
-from gpuprof.serving.router.worker import ProcessWorker, ServedWorker
+from gpuprof.serving.router.worker import SIMULATED_PROVIDER, ProcessWorker, ServedWorker, SimulatedWorker
 from gpuprof.serving.watch.logs import LOGGER
 from gpuprof.serving.watch.statistics import ModelStatistics
 

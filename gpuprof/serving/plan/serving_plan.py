@@ -20,7 +20,7 @@ from gpuprof.runtime.providers import ORT_CUDA
 from gpuprof.serving.machine.orders import GpuShare, MachineParts, WorkerOrder, needs_mps
 from gpuprof.serving.router.router import PlannedMember
 from gpuprof.serving.router.served_replica import ReplicaPlan
-from gpuprof.serving.router.simulated_worker import SIMULATED_PROVIDER
+from gpuprof.serving.router.worker import SIMULATED_PROVIDER
 from gpuprof.serving.worker.runtime import NULL_PREFIX, null_bytes
 
 _CPU_PREFIX = "cpu"

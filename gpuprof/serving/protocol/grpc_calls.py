@@ -16,7 +16,6 @@ from urllib.parse import quote
 
 from google.protobuf.message import DecodeError
 
-from gpuprof.serving.protocol.descriptions import Descriptions
 from gpuprof.serving.protocol.grpc_messages import (
     SERVICE,
     decode_infer,
@@ -26,7 +25,7 @@ from gpuprof.serving.protocol.grpc_messages import (
     write_infer,
 )
 from gpuprof.serving.protocol.http_message import CONTENT_GRPC, HttpClient, HttpHead, Route
-from gpuprof.serving.protocol.inference_service import MOST_CACHED, InferenceService, is_compressed
+from gpuprof.serving.protocol.inference_service import MOST_CACHED, Descriptions, InferenceService, is_compressed
 from gpuprof.serving.router.infer_request import InferRequest, RequestBody
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import ServedModel

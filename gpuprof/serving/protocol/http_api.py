@@ -18,7 +18,6 @@ from http import HTTPStatus
 from typing import cast
 from urllib.parse import unquote
 
-from gpuprof.serving.protocol.descriptions import Descriptions
 from gpuprof.serving.protocol.grpc_calls import GrpcCalls, status_headers
 from gpuprof.serving.protocol.http_message import (
     ARRIVAL_HEADER,
@@ -40,7 +39,7 @@ from gpuprof.serving.protocol.http_message import (
     too_large_refusal,
     write_head,
 )
-from gpuprof.serving.protocol.inference_service import MOST_CACHED, InferenceService, refuse_long_text
+from gpuprof.serving.protocol.inference_service import MOST_CACHED, Descriptions, InferenceService, refuse_long_text
 from gpuprof.serving.router.infer_request import (
     InferRequest,
     RequestBody,

@@ -11,8 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from gpuprof.serving.router.neighbour_times import find_neighbour_slowdowns
 from gpuprof.serving.router.router import Router
+from gpuprof.serving.router.served_model import find_neighbour_slowdowns
 from gpuprof.serving.router.served_replica import ServedReplica
 from gpuprof.serving.watch.statistics import BUCKETS_MS, ModelStatistics, ProtocolFigures
 

@@ -14,8 +14,7 @@ from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Arena, Slot
 from gpuprof.serving.transport.datatypes import ModelSpec
 from gpuprof.serving.transport.inference import Inference, InputTensor, OutputTensor, RefusedError
-from gpuprof.serving.watch.statistics import ModelStatistics
-from gpuprof.serving.watch.tracing import SpanTracer
+from gpuprof.serving.watch.statistics import ModelStatistics, SpanTracer
 
 
 @dataclass(frozen=True, slots=True)

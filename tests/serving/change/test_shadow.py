@@ -14,7 +14,7 @@ from gpuprof.rules.cpu_slices import CpuSlice
 from gpuprof.serving.machine.orders import GpuShare, WorkerOrder
 from gpuprof.serving.plan.serving_plan import SpareResources, Standby
 from gpuprof.serving.router.served_replica import ReplicaPlan
-from gpuprof.serving.router.simulated_worker import SIMULATED_PROVIDER
+from gpuprof.serving.router.worker import SIMULATED_PROVIDER
 from tests.reruns import serves_in_real_time
 from tests.serving.running import map_of, replica, running, send_until
 from tests.serving.test_apply import apply

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from gpuprof.domain.deployment import PublicName
 from gpuprof.graph.merged_model import MergedMember, MergedValue
 from gpuprof.rules.routing import LARGEST_RESERVE, LEAST_RESERVE, RESERVE
-from gpuprof.serving.router.neighbour_times import find_neighbour_slowdowns
 from gpuprof.serving.router.request_queue import RequestQueue
 from gpuprof.serving.router.router import MemberModel, PlannedMember
-from gpuprof.serving.router.served_model import Reserve, ServedModel
+from gpuprof.serving.router.served_model import Reserve, ServedModel, find_neighbour_slowdowns
 from gpuprof.serving.router.served_replica import LatencyTable
 from gpuprof.serving.transport.datatypes import ModelSpec, TensorSpec
 from gpuprof.serving.transport.inference import Inference, InputTensor, OutputTensor

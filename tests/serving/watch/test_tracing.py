@@ -16,7 +16,7 @@ import pytest
 import tritonclient.grpc as triton
 
 from gpuprof.serving.transport.inference import Inference, RefusedError, StageTimes
-from gpuprof.serving.watch.tracing import SpanTracer
+from gpuprof.serving.watch.statistics import SpanTracer
 from tests.serving.running import map_of, replica, running
 
 pytest.importorskip("opentelemetry.sdk")
