@@ -32,8 +32,8 @@ from bench.v100_profiles import v100_profiles
 from gpuprof.domain.catalogue import device
 from gpuprof.estimators.creq import METRICS, LaunchModel, achieved_occupancy_pct, predict_creq_pct
 from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, shipped_model
+from gpuprof.estimators.cross_gpu.features import rates_of
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode, list_kernels
-from gpuprof.estimators.cross_gpu.rates import rates_of
 from gpuprof.estimators.memory import peak_activation_bytes
 from gpuprof.graph.load import load_graph
 

@@ -4,7 +4,7 @@
 
 Of each model on its GPU the largest or smallest batches, the largest or smallest shares, or the larger numbers of
 processes are left out, and each time left out is held against the interval made of the rest: that of
-`gpuprof.estimators.measured.surface`, with the slack that ships and with one learned from all other models. Nine of
+`gpuprof.estimators.measured.measured`, with the slack that ships and with one learned from all other models. Nine of
 ten must be inside. DIRECTORY holds ParvaGPU's table of an A100 (parvagpu_a100) and iGniter's of a V100 (igniter_v100);
 that of Elvinger's thesis is in the catalogue.
 """
@@ -26,8 +26,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
 from gpuprof.estimators.conformal import interval_factor
 from gpuprof.estimators.constants import constant
-from gpuprof.estimators.measured.measured import Point, read_measured
-from gpuprof.estimators.measured.surface import LatencyEnvelope
+from gpuprof.estimators.measured.measured import LatencyEnvelope, Point, read_measured
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.pipeline.db import import_measurements
 

@@ -12,8 +12,7 @@ from bench.published_launches import Launches
 from bench.tree_export import export_trees
 from gpuprof.domain.catalogue import device
 from gpuprof.estimators.creq import FIXED_WARPS, KINDS, TARGETS, kinds_of, launch_features
-from gpuprof.estimators.cross_gpu.features import Array
-from gpuprof.estimators.cross_gpu.rates import rates_of
+from gpuprof.estimators.cross_gpu.features import Array, rates_of
 
 _ROUNDS = 60
 _PARAMETERS: Mapping[str, Any] = {

@@ -20,9 +20,9 @@ from gpuprof.estimators.cross_gpu.features import (
     preparation_names,
     preparation_part,
     prepare_seconds,
+    rates_of,
     regressor_names,
 )
-from gpuprof.estimators.cross_gpu.rates import rates_of
 
 #: A measurement that takes less than so many times an op of nothing says nothing of the op.
 _TELLING = 1.2

@@ -4,7 +4,7 @@
 
 REFERENCE holds igniter_v100/solo.csv (TensorRT on a V100) and parvagpu_a100/*.csv (PyTorch on an A100); the V100
 profiles of Elvinger's thesis ship with gpuprof. Networks are built by the zoo. Prints measured over roofline, which is
-what `gpuprof.estimators.measured.surface` takes for the interval of a figure that nothing on its device speaks for.
+what `gpuprof.estimators.measured.measured` takes for the interval of a figure that nothing on its device speaks for.
 """
 
 from __future__ import annotations

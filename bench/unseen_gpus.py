@@ -31,9 +31,8 @@ from bench.unseen_models import ModelDeviation, convolutional_errors, ledger_err
 from bench.unseen_training import write_regressors
 from gpuprof.domain.catalogue import device
 from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel
-from gpuprof.estimators.cross_gpu.features import CostModel, OpTable, bound_times
+from gpuprof.estimators.cross_gpu.features import CostModel, OpTable, bound_times, rates_of
 from gpuprof.estimators.cross_gpu.intervals import name_kinds
-from gpuprof.estimators.cross_gpu.rates import rates_of
 
 Array = NDArray[np.float64]
 

@@ -24,6 +24,7 @@ from bench.gpu.predicted import DATABASE, is_alone
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
 from gpuprof.estimators.cross_gpu.cross_gpu import shipped_model
+from gpuprof.estimators.cross_gpu.features import rates_of
 from gpuprof.estimators.cross_gpu.kernels import (
     BIAS_OF_CONVOLUTION,
     LaunchMode,
@@ -31,7 +32,6 @@ from gpuprof.estimators.cross_gpu.kernels import (
     host_seconds,
     list_kernels,
 )
-from gpuprof.estimators.cross_gpu.rates import rates_of
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.store import KernelDb
 

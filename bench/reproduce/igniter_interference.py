@@ -34,8 +34,8 @@ from gpuprof.estimators.igniter.igniter import (
     clock_mhz,
     fit_hardware,
     fit_published_workload,
+    read_igniter_profile,
 )
-from gpuprof.estimators.igniter.igniter_estimator import read_igniter_profile
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.lab.laboratory import PrintedNumber
 from gpuprof.lab.scenarios import IGNITER_DEVICE, build_database, find_published

@@ -17,7 +17,7 @@ DEFAULT = "database"
 BUILTIN = {
     DEFAULT: "gpuprof.estimators.database:DatabaseEstimator",
     "gk": "gpuprof.estimators.gk:GkEstimator",
-    "igniter": "gpuprof.estimators.igniter.igniter_estimator:IgniterEstimator",
+    "igniter": "gpuprof.estimators.igniter.igniter:IgniterEstimator",
     "measured": "gpuprof.estimators.measured.measured_only:MeasuredEstimator",
     "usher": "gpuprof.estimators.measured.measured_only:UsherEstimator",
 }

@@ -23,15 +23,16 @@ from gpuprof.estimators.cross_gpu.cross_gpu import (
 from gpuprof.estimators.cross_gpu.features import (
     FAMILIES,
     Array,
+    DeviceRates,
     Forest,
     Forests,
     OpTable,
     bound_times,
     features_of,
+    rates_of,
     regressor_names,
 )
 from gpuprof.estimators.cross_gpu.kernels import KernelList, LaunchMode, batch_seconds, host_seconds
-from gpuprof.estimators.cross_gpu.rates import DeviceRates, rates_of
 
 SOURCE = "creq from launches"
 METRICS = ("max_occupancy", "wavg_occupancy", "wavg_sm_util")

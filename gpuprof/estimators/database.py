@@ -39,14 +39,17 @@ from gpuprof.estimators.measured.known_models import (
     require_readable,
     require_success,
 )
-from gpuprof.estimators.measured.measured import CREQ_METRICS, MeasuredModel, Point, blend_measured
-from gpuprof.estimators.measured.surface import (
+from gpuprof.estimators.measured.measured import (
+    CREQ_METRICS,
     BatchCurve,
     Calibration,
     LatencyEnvelope,
+    MeasuredModel,
+    Point,
     Surface,
     behaviour_after_pause,
     blend_figures,
+    blend_measured,
     estimate_bandwidth,
     figure_of,
     figure_within,

@@ -30,8 +30,7 @@ from gpuprof.estimators.learned.training_set import (
     leave_out_architecture,
     roofline_ns,
 )
-from gpuprof.estimators.measured.measured import MeasuredModel, read_measured
-from gpuprof.estimators.measured.surface import BatchCurve
+from gpuprof.estimators.measured.measured import BatchCurve, MeasuredModel, read_measured
 from gpuprof.estimators.memory import peak_activation_bytes
 from gpuprof.kernel_db.schema import TABLES
 from gpuprof.kernel_db.store import KernelDb
@@ -250,31 +249,16 @@ HELD_OUT_UNITS = {"models": "model", "devices": "device"}
 
 @dataclass(frozen=True, slots=True)
 class HeldOutLatency:
-    """A measured latency, and the estimate of it from a database without the rows of its model or device.
+    """A measured latency, and the estimate of it from a database without the rows of its model or device."""
 
-    Attributes
-    ----------
-    unit : str
-        The held-out model or device.
-    model, device : str
-    batch : int
-    measured_ms : float
-    predicted_ms : float or None
-        None where the estimator has no answer.
-    is_inside : bool or None
-        Whether the estimate's interval holds the measurement; None without an interval.
-    refusal : str
-        The estimator's message where it has no answer.
-    """
-
-    unit: str
+    unit: str  #: The held-out model or device.
     model: str
     device: str
     batch: int
     measured_ms: float
-    predicted_ms: float | None
-    is_inside: bool | None = None
-    refusal: str = ""
+    predicted_ms: float | None  #: None where the estimator has no answer.
+    is_inside: bool | None = None  #: Whether the estimate's interval holds the measurement; None without an interval.
+    refusal: str = ""  #: The estimator's message where it has no answer.
 
 
 def estimate_held_out(

@@ -33,8 +33,7 @@ from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import name_parts
 from gpuprof.errors import GpuprofError, InputError, PluginError
 from gpuprof.estimators.measured.known_models import KnownModels
-from gpuprof.estimators.measured.measured import MeasuredModel
-from gpuprof.estimators.measured.surface import blend_figures
+from gpuprof.estimators.measured.measured import MeasuredModel, blend_figures
 from gpuprof.plugins import describe_failure
 
 

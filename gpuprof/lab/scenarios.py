@@ -28,9 +28,10 @@ from gpuprof.domain.demand import Demand, Slo, read_demands
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, unknown_name
-from gpuprof.estimators.igniter.igniter import Coefficients, WorkloadCoefficients
-from gpuprof.estimators.igniter.igniter_estimator import (
+from gpuprof.estimators.igniter.igniter import (
+    Coefficients,
     IgniterEstimator,
+    WorkloadCoefficients,
     coefficients_path,
     write_coefficients,
 )

@@ -160,8 +160,7 @@ def _fit_igniter(database: KernelDb, device: Device, notes: NoteList, required: 
     Where the measurements are too few, return none with a note; raises `InputError` when the coefficients are
     ``required``, because no other model can be fitted.
     """
-    from gpuprof.estimators.igniter.igniter import fit_all
-    from gpuprof.estimators.igniter.igniter_estimator import coefficients_path, profile_of, write_coefficients
+    from gpuprof.estimators.igniter.igniter import coefficients_path, fit_all, profile_of, write_coefficients
 
     try:
         hardware, workloads = fit_all(*profile_of(database, device))

@@ -10,7 +10,7 @@ from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.builtin import make_estimator
-from gpuprof.estimators.igniter.igniter_estimator import IgniterEstimator
+from gpuprof.estimators.igniter.igniter import IgniterEstimator
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.lab.scenarios import (
     build_database,

@@ -21,7 +21,16 @@ from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.constants import constant
-from gpuprof.estimators.cross_gpu.features import FAMILIES, Array, CostModel, OpTable, stack_tables
+from gpuprof.estimators.cross_gpu.features import (
+    FAMILIES,
+    TENSOR_TYPES,
+    Array,
+    CostModel,
+    DeviceRates,
+    OpTable,
+    rates_of,
+    stack_tables,
+)
 from gpuprof.estimators.cross_gpu.intervals import (
     ErrorScales,
     TimeParts,
@@ -42,7 +51,6 @@ from gpuprof.estimators.cross_gpu.kernels import (
     host_seconds,
     type_of_weights,
 )
-from gpuprof.estimators.cross_gpu.rates import TENSOR_TYPES, DeviceRates, rates_of
 from gpuprof.graph.load import read_fixed_batch
 
 SOURCE = "cross-gpu"

@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 
 from gpuprof.domain.catalogue import datasets
 from gpuprof.domain.device import Device
-from gpuprof.estimators.cross_gpu.features import FAMILIES, Array, OpTable, attention_kinds
+from gpuprof.estimators.cross_gpu.features import FAMILIES, TENSOR_TYPES, VOLTA, Array, OpTable, attention_kinds
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode
 from gpuprof.estimators.cross_gpu.node_groups import RECURRENT
-from gpuprof.estimators.cross_gpu.rates import TENSOR_TYPES, VOLTA
 
 _OLD = " old"
 #: Op types unlike any measured type → maximum ratio of their time to the prediction, a guess. Recurrent layers of a

@@ -18,7 +18,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.errors import InputError
 from gpuprof.estimators.constants import constant, find_constant
-from gpuprof.estimators.cross_gpu.features import OpTable, table_of
+from gpuprof.estimators.cross_gpu.features import OpTable, resolve_precision, table_of
 from gpuprof.estimators.cross_gpu.node_groups import (
     ATTENTION,
     CONVOLUTIONS,
@@ -30,7 +30,6 @@ from gpuprof.estimators.cross_gpu.node_groups import (
     VIEWS,
     NodeGroups,
 )
-from gpuprof.estimators.cross_gpu.rates import resolve_precision
 
 #: Bytes of an element of the activations and of the operands of products, by precision.
 _WIDTHS = {

@@ -34,9 +34,10 @@ from gpuprof.estimators.igniter.igniter import (
     PlacedWorkload,
     WorkloadCoefficients,
     added_launch_ms,
+    coefficients_path,
     predict,
+    read_coefficients,
 )
-from gpuprof.estimators.igniter.igniter_estimator import coefficients_path, read_coefficients
 from gpuprof.estimators.measured.known_models import parse_label
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import ColocationRow, model_at_dims, workload_label

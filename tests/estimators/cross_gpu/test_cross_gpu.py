@@ -20,10 +20,10 @@ from gpuprof.estimators.cross_gpu.features import (
     FAMILIES,
     bound_times,
     make_table,
+    rates_of,
     regressor_names,
 )
 from gpuprof.estimators.cross_gpu.kernels import KernelsByBatch, LaunchMode, list_kernels, parse_execution
-from gpuprof.estimators.cross_gpu.rates import rates_of
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.graph.load import load_graph
 from gpuprof.zoo.architecture import find_architecture

@@ -19,8 +19,15 @@ from gpuprof.domain.estimate import ROOFLINE, UNCALIBRATED
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.estimators.ceilings import with_ceilings
-from gpuprof.estimators.cross_gpu.features import Array, Forest, OpTable, bound_times
-from gpuprof.estimators.cross_gpu.rates import rates_of, resolve_precision, sustained_part
+from gpuprof.estimators.cross_gpu.features import (
+    Array,
+    Forest,
+    OpTable,
+    bound_times,
+    rates_of,
+    resolve_precision,
+    sustained_part,
+)
 from gpuprof.estimators.roofline import (
     CEILINGS,
     GraphWork,

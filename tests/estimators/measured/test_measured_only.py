@@ -28,8 +28,7 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.builtin import make_estimator
 from gpuprof.estimators.conformal import quantile
 from gpuprof.estimators.database import DatabaseEstimator
-from gpuprof.estimators.measured.measured import Point
-from gpuprof.estimators.measured.surface import BatchCurve, LatencyEnvelope, Surface
+from gpuprof.estimators.measured.measured import BatchCurve, LatencyEnvelope, Point, Surface
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow, workload_label
 from gpuprof.kernel_db.store import KernelDb

@@ -14,8 +14,7 @@ from gpuprof.domain.estimate import Estimate, Workload
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
-from gpuprof.estimators.igniter.igniter_estimator import IgniterEstimator
+from gpuprof.estimators.igniter.igniter import HardwareCoefficients, IgniterEstimator, WorkloadCoefficients
 from gpuprof.lab.scenarios import listed_demands
 from gpuprof.placement.contract import (
     ExponentialQueue,
