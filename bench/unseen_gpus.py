@@ -30,9 +30,8 @@ from bench.unseen_intervals import OpResiduals, fit_scales, print_intervals, sam
 from bench.unseen_models import ModelDeviation, convolutional_errors, ledger_errors, transformer_errors
 from bench.unseen_training import write_regressors
 from gpuprof.domain.catalogue import device
-from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel
+from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, name_kinds
 from gpuprof.estimators.cross_gpu.features import CostModel, OpTable, bound_times, rates_of
-from gpuprof.estimators.cross_gpu.intervals import name_kinds
 
 Array = NDArray[np.float64]
 

@@ -13,7 +13,7 @@ from bench.op_training import chip_of
 from bench.unseen_models import ModelDeviation
 from gpuprof.domain.catalogue import device
 from gpuprof.estimators.conformal import LEVEL
-from gpuprof.estimators.cross_gpu.intervals import ANY_MODEL, ErrorScales, generation_of
+from gpuprof.estimators.cross_gpu.cross_gpu import ANY_MODEL, ErrorScales, generation_of
 
 Array = NDArray[np.float64]
 _SAMPLE = 400

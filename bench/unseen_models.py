@@ -16,9 +16,8 @@ from bench.roofline import PUBLISHED_AS
 from bench.v100_profiles import v100_profiles
 from gpuprof.domain.catalogue import datasets, device
 from gpuprof.domain.share import Share
-from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, kind_of, shipped_model
+from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, TimeParts, generation_of, kind_of, shipped_model
 from gpuprof.estimators.cross_gpu.features import rates_of
-from gpuprof.estimators.cross_gpu.intervals import TimeParts, generation_of
 from gpuprof.estimators.cross_gpu.kernels import KernelList, KernelsByBatch, LaunchMode, list_kernels
 from gpuprof.graph.load import load_graph
 from gpuprof.zoo.architecture import ARCHITECTURES, find_architecture

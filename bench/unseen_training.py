@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from bench.op_training import Trained
-from gpuprof.estimators.cross_gpu.intervals import ErrorScales
+from gpuprof.estimators.cross_gpu.cross_gpu import ErrorScales
 
 ROOT = Path(__file__).parent.parent / "gpuprof" / "datasets"
 FOLDER = ROOT / "cross_gpu"

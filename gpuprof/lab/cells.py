@@ -32,9 +32,8 @@ from gpuprof.domain.estimate import Estimator, Workload
 from gpuprof.domain.fleet import Fleet, FleetEntry, parse_fleet, read_fleet
 from gpuprof.domain.map_sources import describe_sources
 from gpuprof.errors import DISTRIBUTION, GpuprofError, InputError, PluginError
-from gpuprof.estimators.builtin import make_estimator, read_premise
+from gpuprof.estimators.builtin import make_estimator, name_services, read_premise
 from gpuprof.estimators.queueing.queueing import BatchQueue
-from gpuprof.estimators.wrappers import name_services
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.lab.scenarios import Manner, Scenario, Setup, Traffic, build_database, leg_ms, stretch_time_ms
 from gpuprof.placement.deploy import Outcome, compare, measure

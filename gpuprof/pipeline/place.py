@@ -18,7 +18,7 @@ from gpuprof.domain.estimate import Figure
 from gpuprof.domain.plural import count_of
 from gpuprof.domain.sojourn import ModelQueues, ShapedQueue, queue_of
 from gpuprof.errors import InfeasibleError, InputError
-from gpuprof.estimators.wrappers import IntervalEndEstimator
+from gpuprof.estimators.builtin import IntervalEndEstimator
 from gpuprof.export.triton import (
     TritonRepository,
     describe_limits,

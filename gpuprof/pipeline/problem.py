@@ -35,12 +35,11 @@ from gpuprof.domain.sizes import (
 from gpuprof.domain.sojourn import ModelQueues, QueueModel, ShapedQueue, queue_of
 from gpuprof.domain.validation import Positive, Seed
 from gpuprof.errors import InputError, UnstableError
-from gpuprof.estimators.builtin import DEFAULT, is_plugin, read_premise
+from gpuprof.estimators.builtin import DEFAULT, is_plugin, name_services, name_tried_services, read_premise
 from gpuprof.estimators.cross_gpu.kernels import Execution, parse_execution
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.measured.known_models import KnownModels
 from gpuprof.estimators.queueing.queueing import BatchQueue
-from gpuprof.estimators.wrappers import name_services, name_tried_services
 from gpuprof.graph.file import read_onnx
 from gpuprof.graph.load import read_fixed_batch
 from gpuprof.graph.served_interface import find_uncarried

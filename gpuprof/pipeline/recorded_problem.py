@@ -15,9 +15,8 @@ from gpuprof.domain.estimate import NOTHING_TRIED, Estimator, TriedRuns
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.sizes import mixed_name, name_parts
 from gpuprof.errors import InputError, PluginError
-from gpuprof.estimators.builtin import DEFAULT, is_plugin
+from gpuprof.estimators.builtin import DEFAULT, is_plugin, name_services, name_tried_services
 from gpuprof.estimators.cross_gpu.kernels import parse_execution
-from gpuprof.estimators.wrappers import name_services, name_tried_services
 from gpuprof.graph.file import read_onnx
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.pipeline.arguments import PathArgument, locate_files, model_paths, name_demand

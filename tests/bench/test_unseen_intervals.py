@@ -9,7 +9,7 @@ import pytest
 
 from bench.unseen_intervals import OpResiduals, fit_op_scales, fit_scales, print_intervals
 from bench.unseen_models import ModelDeviation
-from gpuprof.estimators.cross_gpu.intervals import TimeParts
+from gpuprof.estimators.cross_gpu.cross_gpu import TimeParts
 
 SIGMA = {"product": 0.1, "softmax": 0.3}
 GPUS = {"v100": "", "t4": "", "a100-80": "", "h100": "", "p4": " old", "p100": " old"}

@@ -15,8 +15,7 @@ from gpuprof.domain.estimate import MEASURED, Estimate, FailedRun, Figure, Tried
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import split_name
 from gpuprof.errors import InputError, PluginError
-from gpuprof.estimators.builtin import make_estimator
-from gpuprof.estimators.wrappers import ServiceEstimator, name_tried_services
+from gpuprof.estimators.builtin import ServiceEstimator, make_estimator, name_tried_services
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.placement.contract import demand as contract_demand
 from gpuprof.placement.contract import problem

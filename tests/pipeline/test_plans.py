@@ -19,8 +19,8 @@ from gpuprof.domain.map_sources import describe_basis
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer, ShapedQueue, queue_of
 from gpuprof.errors import InputError
+from gpuprof.estimators.builtin import IntervalEndEstimator
 from gpuprof.estimators.queueing.queueing import BatchQueue
-from gpuprof.estimators.wrappers import IntervalEndEstimator
 from gpuprof.pipeline.arguments import locate_files
 from gpuprof.pipeline.place import add_interval_ends, describe_routers
 from gpuprof.pipeline.problem import make_queueing, plan_map

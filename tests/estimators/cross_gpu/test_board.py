@@ -13,9 +13,9 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Figure, board_work, bound_by_work
 from gpuprof.domain.mig import distinct_layouts
 from gpuprof.domain.share import Share
+from gpuprof.estimators.builtin import IntervalEndEstimator
 from gpuprof.estimators.cross_gpu.kernels import PRECISIONS, parse_execution
 from gpuprof.estimators.database import DatabaseEstimator
-from gpuprof.estimators.wrappers import IntervalEndEstimator
 from gpuprof.zoo.architecture import find_architecture
 from gpuprof.zoo.build import build
 from tests.small_models import write_model

@@ -20,14 +20,13 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.conformal import common_factor, interval_factor, left_out_residuals
 from gpuprof.estimators.cross_gpu import cross_gpu
-from gpuprof.estimators.cross_gpu import intervals as evidence
-from gpuprof.estimators.cross_gpu.features import make_table, stack_tables
-from gpuprof.estimators.cross_gpu.intervals import (
+from gpuprof.estimators.cross_gpu.cross_gpu import (
     ErrorScales,
     TimeParts,
     list_compared_boards,
     name_kinds,
 )
+from gpuprof.estimators.cross_gpu.features import make_table, stack_tables
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode, parse_execution
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.pipeline.estimate import require_sure
@@ -142,7 +141,7 @@ def test_what_was_never_compared_anywhere_has_the_wider_interval(network: str, m
         return figure.upper() / figure.value
 
     compared = width()
-    monkeypatch.setattr(evidence, "_read_compared", dict)
+    monkeypatch.setattr(cross_gpu, "_read_compared", dict)
     assert width() > 1.1 * compared
 
 
