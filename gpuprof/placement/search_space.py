@@ -26,8 +26,6 @@ _APART = 1.2
 SHARE_STEP = 2.5
 #: Percent of an instance several models may share: every second step from a tenth on.
 PARTS = tuple(SHARE_STEP * n for n in range(4, 40, 2))
-#: An unlisted share: an estimator that answers for it answers for all between the listed ones.
-_ODD_PERCENT = 13.0
 #: Maximum devices of a demand at full load. Policies evaluate replicas with neighbours, so times grow faster.
 MOST_DEVICES = 2000
 
@@ -114,7 +112,8 @@ class SearchSpace:
         Where shares make no difference to the time, small shares matter most: more replicas fit on a device.
         """
         batch = max(self.listed_batches(model, device, Share()), default=1)
-        return self._is_known(model, device, batch, Share(_ODD_PERCENT))
+        # An estimator that answers for an unlisted share, such as 13%, answers for all between the listed shares.
+        return self._is_known(model, device, batch, Share(13.0))
 
     def _required_shares(self, model: str, device: Device) -> set[float]:
         """Return the profiled requirements by any metric at any batch, which USHER gives as shares.

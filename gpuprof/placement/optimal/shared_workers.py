@@ -28,9 +28,6 @@ from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 from gpuprof.rules.turns import held_shares, list_firsts
 
-#: Batches of a worker's models, as the arrivals within so many SLOs: the first that keeps every SLO.
-_BATCH_SLOS = (0.5, 2.0)
-
 
 def list_shareable(problem: Problem) -> Mapping[str, Device]:
     """Return the kinds of devices that may have shared workers, by name."""
@@ -172,7 +169,7 @@ class _Packing:
     ) -> PlacedPartition | None:
         """Return the partition with the models dealt to workers, None where memory, processes or an SLO forbid it."""
         tried = set[tuple[int, ...]]()
-        for slos in _BATCH_SLOS:
+        for slos in (0.5, 2.0):  # batches as the arrivals within so many SLOs: the first that keeps every SLO
             batches = tuple(self._choose_batch(device, model, share, slos) for model in models)
             if batches in tried:
                 continue
