@@ -158,11 +158,6 @@ class Launch:
     kernel: Kernel
     start_ns: float  #: Since the model's first kernel.
 
-    @property
-    def end_ns(self) -> float:
-        """Time at which the kernel ends."""
-        return self.start_ns + self.kernel.duration_ns
-
 
 @dataclass(frozen=True, slots=True)
 class ModelRequirement:
@@ -245,7 +240,7 @@ def _sums(sets: Sequence[Sequence[Launch]], metric: str) -> list[tuple[float, fl
         values = [getattr(launch.kernel, metric) for launch in members]
         if any(value is None for value in values):
             return []
-        length = max(launch.end_ns for launch in members) - members[0].start_ns
+        length = max(launch.start_ns + launch.kernel.duration_ns for launch in members) - members[0].start_ns
         sums.append((float(cap_occupancy(sum(values))), length))
     return sums
 

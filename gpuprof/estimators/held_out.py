@@ -102,10 +102,11 @@ def leave_one_architecture_out(
             "profile models of another one",
         )
     predictions: list[Prediction] = []
-    tasks = (
-        delayed(_predict_left_out)(_to_picklable(data), architecture, tuple(names))
-        for architecture in data.architectures
-    )
+    device = data.device
+    # Views of mappings cannot be pickled for another process.
+    device = replace(device, flops_per_s=dict(device.flops_per_s), sources=dict(device.sources))
+    picklable = replace(data, device=device)
+    tasks = (delayed(_predict_left_out)(picklable, name, tuple(names)) for name in data.architectures)
     parts = Parallel(n_jobs=len(own_cores()), return_as="generator")(tasks)
     for architecture, part in zip(data.architectures, parts, strict=True):
         predictions += part
@@ -117,25 +118,15 @@ def _predict_left_out(data: TrainingSet, architecture: str, names: Sequence[str]
     rest = leave_out_architecture(data, architecture)
     model = fit(rest, names)
     predictions = [] if data.ops is None else _of_ops(data.ops, model, architecture)
-    factor = _roofline_factor(rest.cases)
+    ratios: dict[str, list[float]] = {}
+    for case in rest.cases:
+        ratios.setdefault(case.architecture, []).append(case.latency_ms / case.roofline_ms)
+    factor = common_factor(ratios)
     for case in (case for case in data.cases if case.architecture == architecture):
         predictions += [*_of_case(case, model), *_of_requirements(case, model, rest)]
         scaled_ms = factor * case.roofline_ms
         predictions.append(_prediction(UNSEEN, "latency", SCALED, case, case.latency_ms, scaled_ms))
     return predictions
-
-
-def _roofline_factor(cases: Sequence[ModelCase]) -> float:
-    ratios: dict[str, list[float]] = {}
-    for case in cases:
-        ratios.setdefault(case.architecture, []).append(case.latency_ms / case.roofline_ms)
-    return common_factor(ratios)
-
-
-def _to_picklable(data: TrainingSet) -> TrainingSet:
-    """Return the data in a form that can be pickled for another process: views of mappings cannot."""
-    device = data.device
-    return replace(data, device=replace(device, flops_per_s=dict(device.flops_per_s), sources=dict(device.sources)))
 
 
 def predict_left_out_batches(data: TrainingSet) -> list[Prediction]:

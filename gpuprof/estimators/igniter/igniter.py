@@ -399,16 +399,14 @@ def read_coefficients(path: Path) -> tuple[str, HardwareCoefficients, dict[str, 
                 f"{path}: schema {content.get('schema')!r} where {SCHEMA!r} is expected", "calibrate again"
             )
         workloads = {
-            name: WorkloadCoefficients(**{key: _freeze_list(value) for key, value in coefficients.items()})
+            name: WorkloadCoefficients(
+                **{key: tuple(v) if isinstance(v, list) else v for key, v in coefficients.items()}
+            )
             for name, coefficients in content["workloads"].items()
         }
         return content["device"], HardwareCoefficients(**content["hardware"]), workloads
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} holds no coefficients: {error}", "calibrate again") from None
-
-
-def _freeze_list(value: object) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _read_text(path: Path) -> str:
@@ -488,11 +486,6 @@ class _SoloMeasurement(_MeasuredWorkload):
     kernels: int
     h2d_bytes: int
     d2h_bytes: int
-
-    @property
-    def copied_bytes(self) -> int:
-        """Bytes to and from the device for a batch."""
-        return self.h2d_bytes + self.d2h_bytes
 
 
 def profile_of(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str, WorkloadProfile]]:
@@ -669,7 +662,7 @@ def _find_l2_pct(alone: _SoloMeasurement, rows: Sequence[_SoloMeasurement], pcie
 
 def _subtract_copies(measured: _MeasuredWorkload, copied: _SoloMeasurement, pcie: float) -> float:
     """Return the time on the GPU: latency less the transfers."""
-    return measured.latency_ms - copied.copied_bytes / pcie
+    return measured.latency_ms - (copied.h2d_bytes + copied.d2h_bytes) / pcie
 
 
 SOURCE = "iGniter"

@@ -236,7 +236,15 @@ def rank_interference_models(
     ``measured``: co-locations of one device; ``coefficients``: of the same device; without them, iGniter's model and
     ours for GPUs are left out.
     """
-    makes = _candidates(coefficients)
+    makes: dict[str, Callable[[], InterferenceModel]] = {
+        "none": NoInterference,
+        "constant": ConstantInterference,
+        "traffic": TrafficInterference,
+    }
+    if coefficients is not None:
+        hardware, workloads = coefficients
+        makes["igniter"] = lambda: IgniterInterference(hardware, workloads)
+        makes["contention"] = lambda: ContentionModel(hardware)
     units = tuple(_UNITS) if len(measured) >= ENOUGH_ROWS else ()
     left_out = next((unit for unit in units if leave_out(NoInterference, measured, unit)), None)
     if left_out is None:
@@ -251,19 +259,6 @@ def rank_interference_models(
         except KeyError:  # an uncalibrated model
             continue
     return tuple(sorted(ranking, key=lambda ranked: ranked.mean_pct or 0.0))
-
-
-def _candidates(coefficients: Coefficients | None) -> dict[str, Callable[[], InterferenceModel]]:
-    makes: dict[str, Callable[[], InterferenceModel]] = {
-        "none": NoInterference,
-        "constant": ConstantInterference,
-        "traffic": TrafficInterference,
-    }
-    if coefficients is not None:
-        hardware, workloads = coefficients
-        makes["igniter"] = lambda: IgniterInterference(hardware, workloads)
-        makes["contention"] = lambda: ContentionModel(hardware)
-    return makes
 
 
 def _judge_model(

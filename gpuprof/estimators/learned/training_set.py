@@ -430,7 +430,9 @@ def load_training_set(db: KernelDb, device: Device, graphs: Graphs) -> TrainingS
     models = _last([row for row in measured if _latency_ms(row) and row.error is None])
     if not models or not (rows or any(row.wavg_occupancy_pct is not None for row in models)):
         raise InputError(f"no ops were measured on {device.name}", "gpuprof profile MODEL.onnx on that device")
-    by_case = _group_by_case(rows)
+    by_case: dict[_Key, list[OpRow]] = {}
+    for row in sorted(rows, key=lambda row: row.position):
+        by_case.setdefault(_key(row), []).append(row)
     keyed_cases = [(_key(row)[:2], _case(row, device, graphs)) for row in models]
     names = name_architectures([case.graph for _, case in keyed_cases if case is not None])
     cases = tuple(replace(case, architecture=names[case.graph.name]) for _, case in keyed_cases if case is not None)
@@ -443,7 +445,9 @@ def load_training_set(db: KernelDb, device: Device, graphs: Graphs) -> TrainingS
         for op in _select_timed(ops, graphs_by_key.get(key[:2]))
     ]
     ops = _op_times(timed, device) if rows else None
-    return TrainingSet(device, ops, cases, _hash([*rows, *models]))
+    lines = sorted(json.dumps(asdict(row), sort_keys=True, default=str) for row in [*rows, *models])
+    data_hash = hashlib.sha256("\n".join([",".join(FEATURES), *lines]).encode()).hexdigest()
+    return TrainingSet(device, ops, cases, data_hash)
 
 
 def leave_out_architecture(data: TrainingSet, architecture: str) -> TrainingSet:
@@ -546,19 +550,6 @@ def _last(rows: Sequence[_Row]) -> list[_Row]:
 
 def _key(row: OpRow | ModelRow) -> _Key:
     return model_at_dims(row.model, row.dims), row.batch, row.sm_share_pct, row.mig_profile
-
-
-def _group_by_case(rows: Sequence[OpRow]) -> dict[_Key, list[OpRow]]:
-    groups: dict[_Key, list[OpRow]] = {}
-    for row in sorted(rows, key=lambda row: row.position):
-        groups.setdefault(_key(row), []).append(row)
-    return groups
-
-
-def _hash(rows: Sequence[OpRow | ModelRow]) -> str:
-    """Return the hash of rows, independent of their order."""
-    lines = sorted(json.dumps(asdict(row), sort_keys=True, default=str) for row in rows)
-    return hashlib.sha256("\n".join([",".join(FEATURES), *lines]).encode()).hexdigest()
 
 
 def database_graphs(db: KernelDb) -> Graphs:

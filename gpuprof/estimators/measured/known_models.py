@@ -183,8 +183,6 @@ class KnownModels:
 
     def hash_content(self, model: MeasuredModel) -> str | None:
         """Return the hash of a model's content: as measured, else of its file; None where the file is missing."""
-        from gpuprof.graph.file import read_onnx
-
         path = Path(model.path or "")
         return model.sha256 or (read_onnx(path).sha256 if path.is_file() else None)
 
@@ -227,20 +225,19 @@ class KnownModels:
         weight_bytes = None if graph.unread else graph.weight_bytes
         # Hashing gigabytes takes longer than all the rest, and only serves to find measurements of the same content.
         file = MeasuredModel(name, str(path), graph.sha256 if self.measured else None, weight_bytes)
-        same = {m.sizes: _as_file(m, file) for m in self.measured.values() if m.sha256 == file.sha256}
+        same = {  # the measurements of the content, under the name and path of the file
+            m.sizes: replace(
+                m,
+                name=sized_name(name, m.sizes),
+                path=file.path,
+                sha256=file.sha256,
+                weight_bytes=weight_bytes,
+                superseded=0,
+            )
+            for m in self.measured.values()
+            if m.sha256 == file.sha256
+        }
         return choose_sizes(name, same, sizes) if same else unmeasured_at(file, name, require_sizes(graph).sizes)
-
-
-def _as_file(model: MeasuredModel, file: MeasuredModel) -> MeasuredModel:
-    """Return the measurements of a content under the name and path of the given file."""
-    return replace(
-        model,
-        name=sized_name(file.name, model.sizes),
-        path=file.path,
-        sha256=file.sha256,
-        weight_bytes=file.weight_bytes,
-        superseded=0,
-    )
 
 
 def _is_path(model: str) -> bool:
@@ -266,7 +263,6 @@ def require_readable(model: MeasuredModel) -> None:
 
     Does nothing where the file of the model is gone, has changed, or can be read.
     """
-    from gpuprof.graph.file import read_onnx
     from gpuprof.graph.load import load_graph, read_fixed_batch
 
     path = Path(model.path or "")

@@ -172,7 +172,8 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
         model: len({row.model_sha256 for row in rows if row.model == model and row.model_sha256}) - 1
         for model in latest
     }
-    computed = _list_computed_runs(db)
+    all_runs = db.read_table("runs", ["run_id", "collector"]).to_pylist()
+    computed = {run["run_id"] for run in all_runs if run["collector"] == COMPUTED}  # whose rows a program computed
     current = [row for row in rows if row.model_sha256 in (None, latest.get(row.model))]
     models: dict[str, MeasuredModel] = {}
     for row in current:
@@ -234,12 +235,6 @@ def _name(row: ModelRow) -> str:
 def _latency(row: ModelRow) -> float | None:
     value = row.latency_mean_ms if row.latency_mean_ms is not None else row.latency_p50_ms
     return float(value) if value is not None and value > 0.0 else None
-
-
-def _list_computed_runs(db: KernelDb) -> frozenset[str]:
-    """Return the runs whose rows a program computed."""
-    runs = db.read_table("runs", ["run_id", "collector"]).to_pylist()
-    return frozenset(run["run_id"] for run in runs if run["collector"] == COMPUTED)
 
 
 def _point(
