@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload, batch_times
+from gpuprof.domain.estimate import Estimate, Estimator, Workload, batch_times
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 
@@ -63,7 +63,10 @@ class EstimatorContract(ABC):
             ]
             assert estimate.latency_ms.value > 0.0 and estimate.latency_cv >= 0.0
             for figure in figures:
-                _check(figure)
+                assert figure.source
+                assert math.isfinite(figure.value) and figure.value >= 0.0
+                assert figure.low is None or figure.low <= figure.value
+                assert figure.high is None or figure.high >= figure.value
 
     def test_the_same_question_has_the_same_answer(self) -> None:
         """The feasibility check repeats the policy's queries: a different answer would refute its map."""
@@ -103,10 +106,3 @@ class EstimatorContract(ABC):
         except InputError:
             return
         raise AssertionError("a batch of 0 was estimated")
-
-
-def _check(figure: Figure) -> None:
-    assert figure.source
-    assert math.isfinite(figure.value) and figure.value >= 0.0
-    assert figure.low is None or figure.low <= figure.value
-    assert figure.high is None or figure.high >= figure.value

@@ -399,14 +399,16 @@ def read_coefficients(path: Path) -> tuple[str, HardwareCoefficients, dict[str, 
                 f"{path}: schema {content.get('schema')!r} where {SCHEMA!r} is expected", "calibrate again"
             )
         workloads = {
-            name: WorkloadCoefficients(
-                **{key: tuple(v) if isinstance(v, list) else v for key, v in coefficients.items()}
-            )
+            name: WorkloadCoefficients(**{key: _freeze_list(value) for key, value in coefficients.items()})
             for name, coefficients in content["workloads"].items()
         }
         return content["device"], HardwareCoefficients(**content["hardware"]), workloads
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} holds no coefficients: {error}", "calibrate again") from None
+
+
+def _freeze_list(value: object) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _read_text(path: Path) -> str:

@@ -445,7 +445,8 @@ def load_training_set(db: KernelDb, device: Device, graphs: Graphs) -> TrainingS
         for op in _select_timed(ops, graphs_by_key.get(key[:2]))
     ]
     ops = _op_times(timed, device) if rows else None
-    lines = sorted(json.dumps(asdict(row), sort_keys=True, default=str) for row in [*rows, *models])
+    hashed: list[OpRow | ModelRow] = [*rows, *models]
+    lines = sorted(json.dumps(asdict(row), sort_keys=True, default=str) for row in hashed)
     data_hash = hashlib.sha256("\n".join([",".join(FEATURES), *lines]).encode()).hexdigest()
     return TrainingSet(device, ops, cases, data_hash)
 
