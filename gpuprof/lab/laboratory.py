@@ -18,7 +18,7 @@ from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.file_access import write_atomically
 from gpuprof.domain.number_format import number_formatter
 from gpuprof.errors import InputError, refuse_unwritable, unknown_name
-from gpuprof.lab.cells import LabCell, Record, parse_policy, run_cells
+from gpuprof.lab.cells import LabCell, Record, parse_policy, read_records, run_cells
 from gpuprof.lab.scenarios import Scenario, list_scenarios
 from gpuprof.pipeline.arguments import PathArgument, optional_path
 from gpuprof.pipeline.result import Progress, ProgressCallback, Result, say_nothing
@@ -376,20 +376,24 @@ class LabResult(Result):
     ----------
     records : tuple of dict
         The record of each cell, as in ``results.jsonl``.
+    figures : tuple of DrawnFigure
+        Figures of the suites' papers, by those policies whose cells have all been run.
     """
 
     records: tuple[Record, ...]
+    figures: tuple[DrawnFigure, ...] = ()
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a row for each cell: scenario, policy, conditions, and its figures."""
         return [{name: record.get(name) for name in COLUMNS} for record in self.records]
 
     def sections(self) -> list[Section]:
-        """Return a section for each suite: GPUs and goodput by policy, and every figure in a table."""
-        return [
+        """Return a section for each suite, with GPUs and goodput by policy, and those of the papers' figures."""
+        sections = [
             _make_suite_section(suite, [record for record in self.records if record["suite"] == suite])
             for suite in dict.fromkeys(record["suite"] for record in self.records)
         ]
+        return sections + [section for figure in self.figures for section in _make_figure_sections(figure)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -460,7 +464,28 @@ def run(
         for estimator in estimators or (None,)
         for seed in range(seeds)
     ]
-    return LabResult(records=tuple(run_cells(cells, Path(settings.work), data, settings.jobs, _relay(progress))))
+    records = run_cells(cells, Path(settings.work), data, settings.jobs, _relay(progress))
+    return LabResult(records=tuple(records), figures=tuple(_draw_completed(suites, policies, settings)))
+
+
+def _draw_completed(
+    suites: Sequence[str], policies: Sequence[str | Policy], settings: LabSettings
+) -> Iterator[DrawnFigure]:
+    """Yield the figures of the papers by those policies of which every cell is among the results."""
+    done = read_records(Path(settings.work) / "results.jsonl")
+    papers = {name.partition("-")[0] for name in figure_titles()}
+    for name in select_figures([suite for suite in suites if suite in papers]):
+        figure = make_figure(name, settings.data_folder(), policies)
+        cells = {label: cell for label, cell in figure.cells(settings.time_limit_s).items() if cell.key in done}
+        completed = {
+            policy: spec
+            for policy, spec in figure.policies.items()
+            if all((policy, column) in cells for column in figure.columns)
+        }
+        if completed:
+            records = {label: done[cell.key] for label, cell in cells.items() if label[0] in completed}
+            drawn = replace(figure, policies=completed).draw(records)
+            yield replace(drawn, numbers=tuple(number for number in drawn.numbers if number.ours is not None))
 
 
 def draw(

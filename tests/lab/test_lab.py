@@ -40,6 +40,7 @@ from gpuprof.lab.laboratory import (
     parse_values,
     run,
     select_figures,
+    write_page,
 )
 from gpuprof.lab.scenarios import Traffic, find_scenario, list_scenarios
 from gpuprof.placement.deploy import to_map
@@ -308,6 +309,17 @@ def test_the_command_draws_a_figure_and_prints_what_differs(
     )
     assert main([*line, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["figure"] == "igniter-table1"
+
+
+def test_the_page_of_a_papers_suite_has_its_figures_by_the_policies_that_were_run(tmp_path: Path) -> None:
+    settings = LabSettings(tmp_path, data=write_igniter(tmp_path / "data"), jobs=1)
+    result = run(["igniter"], ["igniter"], settings=settings)
+    assert {figure.name for figure in result.figures} == {"igniter-table1", "igniter-14", "igniter-18"}
+    assert all(len(figure.rows) == 1 for figure in result.figures)  # of the paper's policies only igniter was run
+    numbers = [number for figure in result.figures for number in figure.numbers]
+    assert numbers and all(number.ours is not None for number in numbers)
+    assert "printed numbers" in write_page(tmp_path / "page.html", result).read_text()
+    assert not run(["igniter/Table1"], ["igniter"], settings=settings).figures
 
 
 def test_the_command_sweeps_and_lists(
