@@ -114,7 +114,7 @@ def explain(
     if any(row["at_upper_end"] for row in choices):
         print_text("(percentile ms: as planned, with unsure times towards the upper ends of their intervals)")
     print_rows(choices, _ALTERNATIVES, Format.TABLE)
-    sys.stdout.write(f"\nWhat {result.deployment.policy} would do:\n")
+    sys.stdout.write(f"\nWhat {result.planner} would do:\n")
     print_rows(changes, _WHAT_IFS, Format.TABLE)
 
 

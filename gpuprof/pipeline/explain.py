@@ -13,7 +13,7 @@ from gpuprof.domain.validation import Positive
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.pipeline.arguments import MapArgument, locate_files, map_folder, resolve_map
 from gpuprof.pipeline.problem import DEFAULT_LIMIT_S
-from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem
+from gpuprof.pipeline.recorded_problem import find_policy_name, restore_policy, restore_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.pipeline.settings import Settings, option
 from gpuprof.placement.explanation import (
@@ -42,6 +42,7 @@ class ExplainResult(Result):
     neighbours: tuple[NeighbourEffect, ...]
     alternatives: tuple[Alternative, ...]
     what_ifs: tuple[WhatIf, ...]
+    planner: str  #: The policy of the changed plans: the map's, or the default where the map's is not installed.
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each possible share of the model, cheapest first."""
@@ -178,5 +179,6 @@ def explain(
         neighbours=neighbours,
         alternatives=alternatives,
         what_ifs=tuple(what_ifs),
+        planner=find_policy_name(resolved),
         notes=notes.all(),
     )

@@ -178,9 +178,14 @@ def time_map_by(
 
 def restore_policy(deployment: DeploymentMap) -> Policy:
     """Return the policy of a map, with its default options; the default policy where the map's is unknown."""
+    return make_policy(find_policy_name(deployment))
+
+
+def find_policy_name(deployment: DeploymentMap) -> str:
+    """Return the name of the policy that `restore_policy` returns."""
     # A map appends the options to the policy's name; of several matching prefixes the longest is right.
     prefixes = [name for name in policy_names() if deployment.policy.startswith(name)]
-    return make_policy(max(prefixes, key=len) if prefixes else DEFAULT_POLICY)
+    return max(prefixes, key=len) if prefixes else DEFAULT_POLICY
 
 
 def collect_map_evidence(

@@ -90,6 +90,7 @@ def test_check_finds_what_a_map_breaks_and_takes_other_demands() -> None:
     sound = gpuprof.check(deployment.model_copy(update={"policy": "largest-first"}))
     sound.raise_if_broken()
     assert sound.is_sound and not sound.notes
+    assert gpuprof.explain(sound.deployment, "a").planner == "optimal"  # the map's policy is not installed
     strict = gpuprof.check(deployment, against=[Demand("a", 40.0, Slo(1.0)), DEMANDS[1]])
     assert [row["rule"] for row in strict.rows()] == ["slo"]
     with pytest.raises(InfeasibleError, match="the map breaks 1 rule"):
