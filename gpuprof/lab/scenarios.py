@@ -398,7 +398,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Demands on devices."""
+    """Demands, the devices to place them on, and the traffic to simulate."""
 
     suite: str
     name: str

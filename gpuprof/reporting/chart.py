@@ -401,7 +401,7 @@ class Scale:
         return self.begin + (at - low) / (high - low) * (self.end - self.begin)
 
     def ticks(self) -> list[float]:
-        """Return the labelled values."""
+        """Return the values that are labelled on the axis."""
         if self.axis.log:
             return _log_ticks(self.low, self.high)
         return _linear_ticks(self.low, self.high, 1.0 if self.axis.is_count else 0.0)

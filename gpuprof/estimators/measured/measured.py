@@ -566,9 +566,10 @@ class Surface:
         return between or self._extrapolate_point(batch, share, shape())
 
     def nearest(self, batch: int, share: Share) -> Point:
-        """Return the measured point nearest in doublings of batch and share; among equals, that of the larger batch.
+        """Return the measured point nearest to a workload; of points equally near, that with the larger batch.
 
-        A share of another kind of partition is one doubling further away.
+        The distance is the number of doublings of the batch and of the share between them, plus one for a share of
+        another kind of partition.
         """
         fraction = self._device.granted_fraction(share)
 

@@ -32,7 +32,7 @@ class ServiceWindow:
 
     @classmethod
     def of(cls, parts: Iterable[ModelStatistics]) -> ServiceWindow:
-        """Return the sum of several counts since the start; cheap, for it is taken while requests wait."""
+        """Return the sum of the counts since the start; quickly, since requests wait meanwhile."""
         counts = [(p.arrived, p.answered, p.answered - p.in_slo, p.refused, *p.buckets) for p in parts]
         arrived, answered, late, refused, *buckets = map(sum, zip(*counts, strict=True))
         return cls(0.0, arrived, answered, late, refused, tuple(buckets))
