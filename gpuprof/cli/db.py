@@ -1,4 +1,4 @@
-"""``gpuprof db``: show, query, compact and fill the kernel database."""
+"""``gpuprof db``: list, query, compact and fill the kernel database."""
 
 from __future__ import annotations
 

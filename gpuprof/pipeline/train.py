@@ -1,4 +1,4 @@
-"""Training of the regressors that estimate unprofiled models, and their judgement on measurements left out."""
+"""Training of the regressors that estimate unprofiled models, and their evaluation on held-out measurements."""
 
 from __future__ import annotations
 

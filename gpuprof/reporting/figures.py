@@ -1,4 +1,4 @@
-"""Figures of simulations, load tests, comparisons, evaluations, maps and kernel databases."""
+"""Figures of simulations, load tests, comparisons, maps and kernel databases."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Trace:
 
     @property
     def span_s(self) -> float:
-        """The time that includes the last request."""
+        """Length of the trace in seconds, its last request included."""
         return self.duration_s + _AFTER_THE_LAST_S
 
     def arrivals(self) -> dict[str, ArrivalProcess]:

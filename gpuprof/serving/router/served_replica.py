@@ -145,7 +145,7 @@ class ReplicaOwner(Protocol):
         """Send accepted inferences to other replicas, because the replica has no worker left."""
 
     def on_worker_ready(self) -> None:
-        """A worker lives here again."""
+        """Serve through the replica again: one of its workers is ready."""
 
 
 class ServedReplica:
