@@ -115,11 +115,13 @@ def test_a_single_flipped_bit_in_the_data_is_found(tmp_path: Path) -> None:
     database.append(a_run("r1", kernels=500))
     file = database.path / "r1" / "kernels.parquet"
     column = pq.ParquetFile(file).metadata.row_group(0).column(arrow_schema("kernels").get_field_index("start_ns"))
-    content = bytearray(file.read_bytes())
-    content[column.data_page_offset + column.total_compressed_size - 3] ^= 0x10
-    file.write_bytes(content)
-    with pytest.raises(InputError, match=r"r1/kernels\.parquet is damaged"):
-        database.read_table("kernels")
+    whole, end = file.read_bytes(), column.data_page_offset + column.total_compressed_size
+    for position in range(end - 28, end):  # the page's data, behind its header
+        content = bytearray(whole)
+        content[position] ^= 0x10
+        file.write_bytes(content)
+        with pytest.raises(InputError, match=r"r1/kernels\.parquet is damaged"):
+            database.read_table("kernels")
 
 
 def test_a_negative_batch_in_a_file_is_one_line_that_names_it(tmp_path: Path) -> None:

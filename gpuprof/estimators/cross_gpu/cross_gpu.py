@@ -477,7 +477,7 @@ class LatencyGrid:
     def _conserve_work(self, share: Share, batch: int, figure: Figure) -> Figure:
         """Return the batch time of a share of a busy board.
 
-        It is at least the whole board's time for the batch divided by the share's fraction of the board.
+        It is at least the least time in which the whole board does as many requests, divided by the share's fraction.
         """
         if not self._busy or share.is_whole:
             return figure
