@@ -179,7 +179,7 @@ def _normalize_model(model: ModelProto, name: str) -> ModelProto:
     try:
         # Without inlining, every later step would need rules for ops defined only in this file.
         if model.functions:
-            model = onnx.inliner.inline_local_functions(model)
+            model = onnx.inliner.inline_local_functions(model, convert_version=True)
         for nested in graphs_of(model.graph):
             for node in nested.node:
                 # Two names of the same domain (ONNX IR specification); all later look-ups use "".
@@ -200,12 +200,14 @@ def _normalize_model(model: ModelProto, name: str) -> ModelProto:
 def _check(model: ModelProto) -> None:
     """Run ONNX's checker, without requirements that runtimes do not have.
 
-    Waived are shapes of inputs and outputs, types of outputs, the graph's name, weights listed as inputs before IR
-    version 4 (omitted by tools that rewrite old models), deprecated ops, and the runtime's own ops in ONNX's domain.
+    Waived are shapes of inputs and outputs, types of outputs, the graph's name, unique metadata, weights listed as
+    inputs before IR version 4 (omitted by tools that rewrite old models), deprecated ops, and the runtime's own ops in
+    ONNX's domain.
     Raises `ValueError` for a damaged node.
     """
     _refuse_damaged_nodes(model)
     tolerant = ModelProto.FromString(model.SerializeToString())
+    del tolerant.metadata_props[:]
     tolerant.ir_version = max(model.ir_version, _WEIGHTS_APART)
     opset = next((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), 1)
     for graph in graphs_of(tolerant.graph):
@@ -354,12 +356,14 @@ def _extract_weights(model: ModelProto, path: Path) -> dict[str, Tensor]:
     # Before IR version 4 every weight is also listed as an input. From then on, callers may override such a weight: it
     # is an input with a default, which is used here.
     weights: dict[str, Tensor] = {}
-    for tensor in graph.initializer:
-        if not tensor.name or tensor.name in weights:
-            raise InputError(
-                f"{path}: two weights are named {tensor.name!r}" if tensor.name else f"{path}: a weight has no name"
-            )
-        weights[tensor.name] = Tensor(tensor.name, dtype_name(tensor.data_type), tuple(tensor.dims))
+    for i in reversed(range(len(graph.initializer))):
+        tensor = graph.initializer[i]
+        if not tensor.name:
+            raise InputError(f"{path}: a weight has no name")
+        if tensor.name in weights:  # runtimes take the last one
+            del graph.initializer[i]
+        else:
+            weights[tensor.name] = Tensor(tensor.name, dtype_name(tensor.data_type), tuple(tensor.dims))
     for sparse in graph.sparse_initializer:
         name = sparse.values.name
         weights[name] = Tensor(name, dtype_name(sparse.values.data_type), tuple(sparse.dims))

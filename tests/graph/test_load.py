@@ -26,6 +26,7 @@ from gpuprof.graph.load import (
 from gpuprof.graph.nodes import list_captured
 from gpuprof.graph.shapes import UnknownShapeError
 from gpuprof.runtime.batch_items import find_mixed_output
+from gpuprof.runtime.optimizer import find_refusal
 from tests.graph.odd_models import ODD, OddModel
 from tests.small_models import Dims, floats, integers, write_classifier, write_model, write_splitter
 
@@ -688,13 +689,28 @@ def test_nodes_on_which_inference_never_returns_are_refused_before(
         load_graph(path, 7)
 
 
-def test_an_output_without_a_type_gets_the_inferred_type(tmp_path: Path) -> None:
-    path = _write(tmp_path, "(float[N,8] x) => (float[N,8] y) { y = Relu (x) }")
+def test_what_a_runtime_tolerates_is_read(tmp_path: Path) -> None:
+    """An output without a type, a graph without a name, metadata twice, a weight twice (the last one counts)."""
+    path = _write(tmp_path, "(float[N,8] x) => (float[N,3] y) { y = MatMul (x, w) }", weights={"w": floats(8, 5)})
     model = onnx.load(path)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(floats(8, 3), "w"))
     model.graph.output[0].ClearField("type")
     model.graph.ClearField("name")
+    model.metadata_props.extend([onnx.StringStringEntryProto(key="a", value="1")] * 2)
     onnx.save(model, path)
-    assert load_graph(path).outputs[0].dtype == "float32"
+    (output,) = load_graph(path).outputs
+    assert (output.dtype, output.shape) == ("float32", (1, 3)) and find_refusal(path, on_gpu=False) is None
+
+
+def test_a_function_of_another_opset_is_read(tmp_path: Path) -> None:
+    opsets = [helper.make_opsetid("", 13)]
+    function = helper.make_function("own", "Twice", ["a"], ["b"], [node("Add", ["a", "a"], ["b"])], opsets)
+    path = _write(tmp_path, "(float[N,8] x) => (float[N,8] y) { y = own.Twice (x) }")
+    model = onnx.load(path)
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    model.functions.append(function)
+    onnx.save(model, path)
+    assert [op.op_type for op in load_graph(path).ops] == ["Add"]
 
 
 def test_an_op_that_its_opset_deprecates_is_read(tmp_path: Path) -> None:

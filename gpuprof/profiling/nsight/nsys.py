@@ -35,6 +35,7 @@ from gpuprof.profiling.timeline.timeline import (
     Timeline,
     column,
     empty_frame,
+    read_direction,
     tie_to_launches,
 )
 
@@ -484,8 +485,6 @@ def _csv_number(cell: tuple[str, str], units: Mapping[str, float]) -> float:
 
 
 def _csv_copy(name: str, cells: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
-    plain = name.replace("Host-to-Device", "HtoD").replace("Device-to-Host", "DtoH").replace("Device-to-Device", "DtoD")
-    direction = next((code for word, code in (("HtoD", H2D), ("DtoH", D2H), ("DtoD", "d2d")) if word in plain), UNKNOWN)
     kinds = {cells[head][0].lower() for head in ("SrcMemKd", "DstMemKd") if head in cells}
     memory = next((kind for kind in (PINNED, PAGEABLE) if kind in kinds), "unified" if "Unified" in name else None)
-    return {"bytes": round(_csv_number(cells["Bytes"], _SIZES)), "direction": direction, "memory": memory}
+    return {"bytes": round(_csv_number(cells["Bytes"], _SIZES)), "direction": read_direction(name), "memory": memory}

@@ -301,10 +301,11 @@ def _weighted_mean(part: pd.DataFrame, name: str) -> float | None:
 
 
 def _copied_bytes(timeline: Timeline | None, direction: str, runs: int) -> float | None:
-    """Return the bytes of a run; None if copies were not recorded, or their direction is unknown."""
+    """Return the bytes of a run; None if copies, their direction or their size were not recorded."""
     if timeline is None or (timeline.copies["direction"] == UNKNOWN).any():
         return None
-    return float(timeline.copies.loc[timeline.copies["direction"] == direction, "bytes"].sum()) / runs
+    copied = timeline.copies.loc[timeline.copies["direction"] == direction, "bytes"]
+    return None if copied.isna().any() else float(copied.sum()) / runs
 
 
 def _median(values: Any) -> float | None:

@@ -19,16 +19,15 @@ import pandas as pd
 from gpuprof.domain.catalogue import GpuDescription
 from gpuprof.errors import InputError
 from gpuprof.profiling.timeline.timeline import (
-    D2H,
-    H2D,
+    NO_RANGE,
     PAGEABLE,
     PINNED,
     RUN_RANGE,
-    UNKNOWN,
     Timeline,
     column,
     empty_frame,
     mark_runs,
+    read_direction,
     tie_to_launches,
 )
 
@@ -36,7 +35,6 @@ _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _OPERATORS, _ANNOTATIONS = ("cpu_op", "operator"), ("user_annotation",)
 _KINETO_KINDS = {"kernel", "gpu_memcpy", "gpu_memset", *_LAUNCHES, *_OPERATORS, *_ANNOTATIONS}
 _ORT_KINDS = {"Session", "Node"}
-_DIRECTIONS = {"HtoD": H2D, "DtoH": D2H, "DtoD": "d2d", "PtoP": "p2p", "HtoH": "h2h"}
 _MEMORIES = {"Pageable": PAGEABLE, "Pinned": PINNED}
 # "…_fence_before" and "…_fence_after" of older versions are not part of the node's own time.
 _NODE = re.compile(r"(?P<name>.*)_kernel_time")
@@ -114,9 +112,12 @@ def _read_kineto(kinds: Mapping[str, list[Event]], document: Event, path: Path, 
 
     copies = tie(kinds.get("gpu_memcpy", []))
     copies = copies.assign(
-        direction=[_find_word(_DIRECTIONS, name) or UNKNOWN for name in copies["name"]],
-        memory=pd.Series([_find_word(_MEMORIES, name) for name in copies["name"]], dtype="object"),
-        bytes=column(copies, "bytes"),
+        direction=[read_direction(name) for name in copies["name"]],
+        memory=pd.Series(
+            [next((memory for word, memory in _MEMORIES.items() if word in name), None) for name in copies["name"]],
+            dtype="object",
+        ),
+        bytes=pd.to_numeric(column(copies, "bytes")),
     )
     base = document.get("baseTimeNanoseconds", 0)
     return Timeline(
@@ -144,14 +145,24 @@ def _read_ort(kinds: Mapping[str, list[Event]], path: Path) -> Timeline:
     ).drop(columns="arguments")
     if not len(frame) and not len(runs):
         raise InputError(f"{path} has no execution of a node", "is it a profile written by ONNX Runtime?")
-    launched = [event for event in kinds.get("Kernel", []) if isinstance(event.get("args"), dict)]
-    kernels = _tabulate(launched)
-    if launched:
-        kernels["range"] = [entry.get("parent_name") or entry.get("op_name") for entry in kernels["arguments"]]
+    launched = _tabulate(kinds.get("Kernel", []))
+    launched = launched.assign(
+        range=launched["arguments"].map(
+            lambda entry: _NODE.sub(r"\g<name>", str(entry.get("parent_name", ""))) or None
+        ),
+        op_type=launched["arguments"].map(lambda entry: entry.get("op_name")),
+        process_id=runs["process_id"].iloc[0] if len(runs) else NO_RANGE,  # events on a device have none
+        launch_start_ns=NO_RANGE,
+    )
+    launched = mark_runs(launched.drop(columns="arguments"), runs)
+    # Copies are among the kernels, without their bytes.
+    is_copy = launched["name"].str.startswith("Memcpy")
+    copies = launched[is_copy].assign(bytes=np.nan, memory=None)
     outer, notes = _leave_out_bodies(frame)
     return Timeline(
-        kernels=mark_runs(kernels.drop(columns="arguments").assign(launch_start_ns=-1), runs),
-        nodes=mark_runs(outer.assign(launch_start_ns=-1), runs),
+        kernels=launched[~is_copy].reset_index(drop=True),
+        copies=copies.assign(direction=[read_direction(name) for name in copies["name"]]).reset_index(drop=True),
+        nodes=mark_runs(outer.assign(launch_start_ns=NO_RANGE), runs),
         ranges=runs,
         tool="onnxruntime",
         version="profile",
@@ -195,7 +206,7 @@ def _tabulate(events: Sequence[Event]) -> pd.DataFrame:
         "arguments": arguments,
     }
     if any("bytes" in entry for entry in arguments):
-        columns["bytes"] = [int(entry.get("bytes", 0)) for entry in arguments]
+        columns["bytes"] = [_to_number(entry.get("bytes")) for entry in arguments]
     for argument, name in _KERNEL_ARGUMENTS.items():
         if any(argument in entry for entry in arguments):
             columns[name] = [_to_number(entry.get(argument)) for entry in arguments]
@@ -227,11 +238,6 @@ def _describe_gpus(properties: Any) -> dict[int, GpuDescription]:
                 **figures,
             )
     return gpus
-
-
-def _find_word(meanings: Mapping[str, str], name: str) -> str | None:
-    """Return the meaning of the word in an event's name, as in ``"Memcpy HtoD (Pageable -> Device)"``."""
-    return next((meaning for word, meaning in meanings.items() if word in name), None)
 
 
 def _to_ns(microseconds: Any) -> int:

@@ -35,6 +35,11 @@ LAUNCH = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
 H2D, D2H = "h2d", "d2h"
 #: Direction of a copy whose kind is not reported.
 UNKNOWN = "unknown"
+#: Words in the names of copies, once "Host-to-Device" and "HostToDevice" are written alike.
+_DIRECTIONS = {
+    **{"HtoH": "h2h", "HtoD": H2D, "DtoH": D2H, "DtoD": "d2d", "PtoP": "p2p"},
+    **{"HostToHost": "h2h", "HostToDevice": H2D, "ToHost": D2H, "PeerTo": "p2p", "To": "d2d"},
+}
 #: Kinds of the host's memory: the rate of a copy differs by a factor between them.
 PINNED, PAGEABLE = "pinned", "pageable"
 #: ``repeat`` of events outside of every run: warm-up, loading.
@@ -340,6 +345,12 @@ def tie_to_launches(
     names = np.array([*named_ranges["name"].tolist(), None], dtype=object)
     inner = pd.Series(names[find_innermost_ranges(named_ranges, *where)], dtype="object", index=events.index)
     return mark_runs(events.assign(range=inner), ranges)
+
+
+def read_direction(name: str) -> str:
+    """Return the direction in the name of a copy, as in ``"Memcpy HtoD (Pageable -> Device)"``."""
+    plain = name.replace("-to-", "To")
+    return next((direction for word, direction in _DIRECTIONS.items() if word in plain), UNKNOWN)
 
 
 def column(frame: pd.DataFrame, name: str) -> pd.Series[Any]:

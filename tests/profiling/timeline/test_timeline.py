@@ -168,13 +168,20 @@ def test_times_within_bodies_are_not_counted_twice() -> None:
 
 
 def test_kernels_of_a_build_with_cuda_profiling_are_those_of_their_nodes(tmp_path: Path) -> None:
-    arguments = {"stream": "7", "grid_x": "80", "grid_y": "1", "grid_z": "1", "block_x": "256", "block_y": "1",
-                 "block_z": "1", "parent_name": "a"}  # fmt: skip
-    launched = {"cat": "Kernel", "ph": "X", "name": "gemm", "ts": 120, "dur": 30, "args": arguments}
-    timeline = read_json_trace(write(tmp_path / "p.json", [_node("a", 110, 5), _run(100, 90), launched]))
+    """Events on the device have no process of their own, and copies neither a grid nor their bytes."""
+    shape = {f"{part}_{axis}": "1" for part in ("grid", "block") for axis in "xyz"} | {"grid_x": "80", "stream": "7"}
+    launched = {"cat": "Kernel", "pid": -1, "ph": "X", "name": "gemm", "ts": 120, "dur": 30}
+    launched |= {"args": {**shape, "op_name": "Conv", "parent_name": "a_kernel_time"}}
+    copied = {**launched, "name": "MemcpyHostToDevice", "ts": 110, "dur": 5, "args": {"grid_x": "-1"}}
+    events = [{**event, "pid": 9} for event in (_node("a", 110, 5), _run(100, 90))] + [launched, copied]
+    timeline = read_json_trace(write(tmp_path / "p.json", events))
     (row,) = timeline.kernels.to_dict("records")
-    assert (row["name"], row["range"], row["repeat"], row["duration_ns"]) == ("gemm", "a", 0, 30_000)
-    assert (row["grid_x"], row["block_x"], row["stream_id"]) == (80, 256, 7)
+    assert (row["name"], row["range"], row["op_type"], row["repeat"]) == ("gemm", "a", "Conv", 0)
+    assert (row["duration_ns"], row["grid_x"], row["block_x"], row["stream_id"]) == (30_000, 80, 1, 7)
+    assert timeline.copies[["direction", "duration_ns", "repeat"]].to_numpy().tolist() == [["h2d", 5_000, 0]]
+    needed = compute_requirement(timeline.kernels, timeline, None)
+    assert needed is not None and (needed.kernel_count, needed.copy_ms) == (1, 0.005)
+    assert needed.h2d_bytes is None and needed.d2h_bytes == 0.0
 
 
 def timeline(*runs: str) -> pd.DataFrame:
