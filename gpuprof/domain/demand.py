@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuprof.domain.file_access import read_input
+from gpuprof.domain.file_access import decode_text, read_input
 from gpuprof.domain.sizes import parse_mix
 from gpuprof.domain.validation import Count, NotNegative, check_fields
 from gpuprof.errors import InputError
@@ -115,11 +115,7 @@ def read_demands(path: Path) -> DemandFile:
     ('resnet50', 100.0, Slo(latency_ms=50.0, percentile=99.0))
     """
     data = read_input(path, "name a CSV file of demands")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not a text file in UTF-8", "save it as UTF-8") from None
-    demands = DemandFile(_parse_rows(text, str(path)))
+    demands = DemandFile(_parse_rows(decode_text(data, path), str(path)))
     demands.sha256 = hashlib.sha256(data).hexdigest()
     if not demands:
         raise InputError(f"{path} holds no demands", "add a line such as resnet50,100,50")

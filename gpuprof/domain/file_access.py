@@ -40,6 +40,22 @@ def read_input(path: Path, fix: str) -> bytes:
         raise InputError(f"cannot read {path}: {error.strerror or error}", fix) from None
 
 
+def decode_text(content: bytes, path: Path, errors: str = "strict") -> str:
+    """Return the text of a file: UTF-8 or, as PowerShell writes, UTF-16, with or without a byte-order mark.
+
+    Raises `InputError` for bytes that are no text, unless ``errors`` is ``"replace"``.
+    """
+    encoding = "utf-8-sig"
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        encoding = "utf-16"
+    elif b"\x00" in content[:64]:
+        encoding = "utf-16-le" if content[1:2] == b"\x00" else "utf-16-be"
+    try:
+        return content.decode(encoding, errors)
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not a text file in UTF-8", "save it as UTF-8") from None
+
+
 def describe_special_file(path: Path) -> str | None:
     """Return the kind of a pipe or device; None for other paths and for pipes opened by a shell."""
     try:

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gpuprof.domain.catalogue import devices
-from gpuprof.domain.file_access import refuse_pipe
+from gpuprof.domain.file_access import decode_text, read_input
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, RunRow, workload_label
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
@@ -41,18 +41,8 @@ class Source:
 
         Raises `InputError` for a file that is unreadable or not text.
         """
-        try:
-            content = refuse_pipe(path).read_bytes()
-        except OSError as error:
-            raise InputError(
-                f"cannot read {path}: {error.strerror}", "name a file or a known table to import"
-            ) from error
-        try:
-            # Spreadsheets begin CSV files with a byte order mark, which would become a part of the first column's name.
-            text = content.decode("utf-8-sig")
-        except UnicodeDecodeError:
-            raise InputError(f"{path} is not a text file in UTF-8", "save it as UTF-8") from None
-        return cls(path, text, hashlib.sha256(content).hexdigest())
+        content = read_input(path, "name a file or a known table to import")
+        return cls(path, decode_text(content, path), hashlib.sha256(content).hexdigest())
 
     def rows(self) -> list[tuple[int, dict[str, str]]]:
         """Return the lines of a CSV file with a header as (line number, column → text).

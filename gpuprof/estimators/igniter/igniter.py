@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Figure, Workload
-from gpuprof.domain.file_access import refuse_pipe
+from gpuprof.domain.file_access import decode_text, read_input
 from gpuprof.domain.runtime_variant import comparable_rows
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, refuse_unwritable, unknown_name
@@ -340,7 +340,6 @@ def _line(x: Array, y: Sequence[float] | Array) -> tuple[float, float]:
 
 SCHEMA = "gpuprof.igniter/1"
 _FOLDER = ".calibrated"  # hidden, so that the database does not read it as a run
-_MAX_BYTES = 16 * 2**20
 
 
 def read_igniter_profile(path: Path) -> tuple[HardwareProfile, dict[str, WorkloadProfile]]:
@@ -412,14 +411,7 @@ def _freeze_list(value: object) -> Any:
 
 
 def _read_text(path: Path) -> str:
-    try:
-        if refuse_pipe(path).stat().st_size > _MAX_BYTES:
-            raise InputError(f"{path}: larger than {_MAX_BYTES >> 20} MiB, which no profile is")
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not text") from None
+    return decode_text(read_input(path, "name a profile of iGniter"), path)
 
 
 def _parse_hardware(table: Mapping[str, Any]) -> HardwareProfile:

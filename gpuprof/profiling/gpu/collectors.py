@@ -43,9 +43,9 @@ from gpuprof.profiling.gpu.recording import (
     run_for_recording,
     run_nodes_for_recording,
 )
-from gpuprof.profiling.nsight.ncu import CONDITIONS, Counters, count_events, find_ncu
-from gpuprof.profiling.nsight.nsys import export_report, find_nsys, read_nsys, record_program
-from gpuprof.profiling.nsight.tool_process import tool_version
+from gpuprof.profiling.nsight.ncu import CONDITIONS, Counters, count_events
+from gpuprof.profiling.nsight.nsys import export_report, read_nsys, record_program
+from gpuprof.profiling.nsight.tool_process import find_tool, tool_version
 from gpuprof.profiling.timeline.creq import compute_requirement
 from gpuprof.profiling.timeline.timeline import Timeline
 from gpuprof.profiling.worker.job import Job, Request
@@ -88,7 +88,7 @@ class GpuCollector:
             reasons.append(_nsys_unavailable_reason())
         if self.timeline == "cupti" and importlib.util.find_spec("torch") is None:
             reasons.append("torch, which brings its profiler, is not installed")
-        if self.counters and (find_ncu() is None):
+        if self.counters and find_tool("ncu") is None:
             reasons.append("ncu is not installed: it comes with the CUDA toolkit")
         if self.timeline == "nsys" or self.counters:
             reasons.append(nvtx_unavailable_reason())
@@ -204,11 +204,11 @@ class GpuCollector:
     @cached_property
     def _tool_versions(self) -> dict[str, str]:
         versions: dict[str, str | None] = {}
-        if self.timeline == "nsys" and (nsys := find_nsys()):
+        if self.timeline == "nsys" and (nsys := find_tool("nsys")):
             versions["nsys"] = tool_version(nsys)
         if self.timeline == "cupti":
             versions["torch"] = importlib.metadata.version("torch")
-        if self.counters and (ncu := find_ncu()):
+        if self.counters and (ncu := find_tool("ncu")):
             versions["ncu"] = tool_version(ncu)
         return {tool: version or "unknown" for tool, version in versions.items()}
 
@@ -362,7 +362,7 @@ def gpu_unavailable_reason() -> str | None:
 
 
 def _nsys_unavailable_reason() -> str | None:
-    binary = find_nsys()
+    binary = find_tool("nsys")
     if binary is None:
         return "nsys is not installed: apt-get install nsight-systems"
     return None if tool_version(binary) else f"{binary} does not run"

@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 
 from gpuprof.domain.catalogue import GpuDescription
+from gpuprof.domain.file_access import decode_text, read_input
 from gpuprof.errors import GpuprofError, InputError, UnavailableError
 from gpuprof.profiling.nsight.tool_process import ask_tool, find_tool, run_tool
 from gpuprof.profiling.timeline.timeline import RUN_RANGE
@@ -276,20 +277,11 @@ def known_failure(output: str) -> UnavailableError | None:
 
 
 def read_text(path: Path) -> str:
-    """Return a text file's content: UTF-8, or UTF-16 as written by PowerShell, with or without a byte-order mark.
+    """Return a text file's content, in which a profiled program may have written anything.
 
     Raises `InputError` when the file is unreadable.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    encoding = "utf-8-sig"
-    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        encoding = "utf-16"
-    elif b"\x00" in content[:64]:
-        encoding = "utf-16-le" if content[1:2] == b"\x00" else "utf-16-be"
-    return content.decode(encoding, errors="replace")
+    return decode_text(read_input(path, _CSV_FIX), path, errors="replace")
 
 
 def parse_ncu_csv(text: str, source: str) -> Counters:
@@ -487,11 +479,6 @@ def _read_with_package(context: Any, package: Any) -> Counters:
     return _make_counters(launches, {}, column_of({name for cells in launches for name in cells}))
 
 
-def find_ncu() -> Path | None:
-    """Return the path of ncu; None if not installed."""
-    return find_tool("ncu")
-
-
 def count_events(
     command: Sequence[str],
     directory: Path,
@@ -504,7 +491,7 @@ def count_events(
     After a failed or hung mode the next mode is tried. Raises `UnavailableError` when ncu is missing, lacks permission
     to count, or fails in all modes.
     """
-    binary = find_ncu()
+    binary = find_tool("ncu")
     if binary is None:
         raise UnavailableError("ncu is not installed", "install Nsight Compute (CUDA toolkit)")
     names, missing = resolve_metrics(ONE_PASS, _list_metrics(binary))

@@ -122,11 +122,6 @@ _DESCRIPTIVE = re.compile(
 )
 
 
-def find_nsys() -> Path | None:
-    """Return the path of nsys; None if not installed."""
-    return find_tool("nsys")
-
-
 def record_program(
     command: Sequence[str],
     report: Path,
@@ -204,7 +199,7 @@ def _run_reader(command: Sequence[str], report: Path) -> str:
 
 
 def _require_nsys() -> Path:
-    binary = find_nsys()
+    binary = find_tool("nsys")
     if binary is None:
         raise UnavailableError("nsys is not installed", _INSTALL)
     return binary

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 import time
@@ -19,7 +20,7 @@ from gpuprof.profiling.gpu import collectors
 from gpuprof.profiling.gpu.collectors import GpuCollector, NcuCollector, NsysCollector, NsysNcuCollector
 from gpuprof.profiling.gpu.nvml import NvmlFigures, NvmlSampler, idle_figures, nvml_unavailable_reason, visible_gpu
 from gpuprof.profiling.gpu.recording import run_nodes_for_recording
-from gpuprof.profiling.nsight import ncu, nsys
+from gpuprof.profiling.nsight.nsys import record_program
 from gpuprof.profiling.worker.job import Request
 from gpuprof.profiling.worker.process import Worker
 from gpuprof.profiling.worker.tasks import Sample
@@ -60,13 +61,10 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     report = two_runs().write(tmp_path / "report.sqlite")
     table = tmp_path / "table.csv"
     table.write_text(raw_csv([kernel(f"k{i % 2}(float*)", str(10 * (i + 1)), 80 + i) for i in range(3)]))
-    nsys_program = write_program(tmp_path / "nsys", NSYS.format(report=report))
-    ncu_program = write_program(tmp_path / "ncu", NCU.format(table=table, refuse="", python=sys.executable))
+    write_program(tmp_path / "nsys", NSYS.format(report=report))
+    write_program(tmp_path / "ncu", NCU.format(table=table, refuse="", python=sys.executable))
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
-    for module in (collectors, nsys):
-        monkeypatch.setattr(module, "find_nsys", lambda: nsys_program)
-    for module in (collectors, ncu):
-        monkeypatch.setattr(module, "find_ncu", lambda: ncu_program)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(collectors, "gpu_unavailable_reason", lambda: None)
     monkeypatch.setattr(GpuCollector, "provider", ORT_CPU)
     monkeypatch.setattr(collectors, "idle_figures", lambda **_: NvmlFigures(50.0, 1000.0, 30.0, 2**30, 5))
@@ -178,11 +176,10 @@ def test_a_program_that_fails_under_the_profiler_shows_its_own_words(tools: Path
 
 
 def test_each_says_why_it_cannot_work_here(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (collectors, ncu):
-        monkeypatch.setattr(module, "find_ncu", lambda: None)
+    monkeypatch.setattr(collectors, "find_tool", lambda name: None if name == "ncu" else tools / name)
     assert NsysCollector().available() is None
     assert NsysNcuCollector().available() == "ncu is not installed: it comes with the CUDA toolkit"
-    monkeypatch.setattr(collectors, "find_nsys", lambda: None)
+    monkeypatch.setattr(collectors, "find_tool", lambda name: None)
     assert "nsys is not installed" in str(NsysCollector().available())
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml("nvmlInit"))
     assert NsysCollector().available() == "no NVIDIA GPU: Not Supported"
@@ -232,7 +229,7 @@ def test_nsys_records_once_by_itself_and_once_with_the_profile_of_nodes(
     tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded: list[bool] = []
-    record = nsys.record_program
+    record = record_program
 
     def note_recording(command: list[str], *given: Any, **more: Any) -> Path:
         recorded.append(pickle.loads(Path(command[-1]).read_bytes())[1][0] is run_nodes_for_recording)

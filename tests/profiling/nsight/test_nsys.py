@@ -14,8 +14,8 @@ from gpuprof.domain.catalogue import GpuDescription
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.profiling.nsight import nsys
 from gpuprof.profiling.nsight.ncu import known_failure
-from gpuprof.profiling.nsight.nsys import export_report, find_nsys, read_nsys, record_program
-from gpuprof.profiling.nsight.tool_process import ask_tool, run_tool, tool_version
+from gpuprof.profiling.nsight.nsys import export_report, read_nsys, record_program
+from gpuprof.profiling.nsight.tool_process import ask_tool, find_tool, run_tool, tool_version
 from tests.profiling.fake_tools import write_program
 from tests.profiling.nsys_files import KERNEL, MEMCPY, RUNTIME, Export, two_runs
 from tests.reruns import measures_in_real_time
@@ -163,7 +163,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     report = two_runs().write(tmp_path / "source.sqlite")
     body = _FAKE.format(log=tmp_path / "command", report=report, ending=".nsys-rep")
     binary = write_program(tmp_path / "bin-nsys", body)
-    monkeypatch.setattr(nsys, "find_nsys", lambda: binary)
+    monkeypatch.setattr(nsys, "find_tool", lambda name: binary)
     return tmp_path
 
 
@@ -212,13 +212,13 @@ def test_a_report_that_nsys_refuses_is_named(fake: Path) -> None:
 
 
 def test_without_nsys_what_to_install_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nsys, "find_nsys", lambda: None)
+    monkeypatch.setattr(nsys, "find_tool", lambda name: None)
     with pytest.raises(UnavailableError, match=r"nsys is not installed \(apt-get install nsight-systems"):
         record_program(["true"], tmp_path / "x", time_limit_s=1)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_nsys() is None, reason="nsys is not installed: .ci/install-nsys.sh unpacks Debian's")
+@pytest.mark.skipif(find_tool("nsys") is None, reason="nsys is not installed: .ci/install-nsys.sh unpacks Debian's")
 def test_the_real_nsys_records_and_exports_a_program(tmp_path: Path) -> None:
     report = record_program([sys.executable, "-c", "pass"], tmp_path / "x", time_limit_s=120)
     with export_report(report) as sqlite, pytest.raises(InputError, match="no kernel and no CUDA call"):
