@@ -20,7 +20,8 @@ import pandas as pd
 
 from gpuprof.errors import GpuprofError, InputError, UnavailableError
 from gpuprof.graph.executed_graph import ExecutedNode, read_executed
-from gpuprof.profiling.gpu.gpu_rows import Recording, join_nodes
+from gpuprof.profiling.gpu.gpu_rows import Recording
+from gpuprof.profiling.gpu.node_join import join_nodes
 from gpuprof.profiling.nsight.ncu import Counters
 from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.profiling.timeline.timeline import RUN_RANGE, Timeline, join_kernels

@@ -29,7 +29,8 @@ from gpuprof.graph.load import load_runnable, require_sizes
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.profiling.collector import Collected, record_dims
-from gpuprof.profiling.gpu.gpu_rows import Recording, device_rows, join_nodes, kernel_rows, model_row, op_rows
+from gpuprof.profiling.gpu.gpu_rows import Recording, device_rows, kernel_rows, model_row, op_rows
+from gpuprof.profiling.gpu.node_join import join_nodes
 from gpuprof.profiling.nsight.ncu import Counters, parse_ncu_csv, read_ncu_rep, read_text
 from gpuprof.profiling.nsight.nsys import export_report, is_nsys_csv, parse_nsys_csv, read_nsys
 from gpuprof.profiling.timeline.json_trace import read_json_trace
@@ -109,7 +110,8 @@ def recordings_of(evidence: ReportSet, runs: str | None = None) -> tuple[Recordi
     timeline = evidence.timeline
     if timeline.tool == _ORT:
         timeline = _take_nodes_as_kernels(timeline)
-    timeline = timeline.select_runs(runs)
+    if evidence.profile is None or runs is not None or timeline.repeats:
+        timeline = timeline.select_runs(runs)
     if evidence.profile is not None:
         timeline = join_nodes(timeline, evidence.profile)
     parts = timeline.by_gpu()

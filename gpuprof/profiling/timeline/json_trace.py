@@ -20,6 +20,7 @@ from gpuprof.domain.catalogue import GpuDescription
 from gpuprof.errors import InputError
 from gpuprof.profiling.timeline.timeline import (
     NO_RANGE,
+    OUTSIDE,
     PAGEABLE,
     PINNED,
     RUN_RANGE,
@@ -159,10 +160,14 @@ def _read_ort(kinds: Mapping[str, list[Event]], path: Path) -> Timeline:
     is_copy = launched["name"].str.startswith("Memcpy")
     copies = launched[is_copy].assign(bytes=np.nan, memory=None)
     outer, notes = _leave_out_bodies(frame)
+    nodes = mark_runs(outer.assign(launch_start_ns=outer["start_ns"]), runs)
+    anywhere = mark_runs(outer, runs)["repeat"]  # for nodes on threads of the session's own
     return Timeline(
         kernels=launched[~is_copy].reset_index(drop=True),
         copies=copies.assign(direction=[read_direction(name) for name in copies["name"]]).reset_index(drop=True),
-        nodes=mark_runs(outer.assign(launch_start_ns=NO_RANGE), runs),
+        nodes=nodes.assign(
+            repeat=nodes["repeat"].where(nodes["repeat"] != OUTSIDE, anywhere), launch_start_ns=NO_RANGE
+        ),
         ranges=runs,
         tool="onnxruntime",
         version="profile",
@@ -181,7 +186,9 @@ def _leave_out_bodies(nodes: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...
     positions = nodes.index.to_numpy()
     mask = np.ones(len(nodes), dtype=bool)
     for row, parent in zip(outer.index.tolist(), spans.to_dict("records"), strict=True):
-        within = (starts >= parent["start_ns"]) & (ends <= parent["end_ns"]) & (process == parent["process_id"])
+        # Times are in whole microseconds, so that a body may seem to end after its parent.
+        within = (starts >= parent["start_ns"]) & (starts < parent["end_ns"]) & (ends <= parent["end_ns"] + 1000)
+        within &= process == parent["process_id"]
         mask &= ~(within & (thread == parent["thread_id"]) & (positions != row))
     sums = nodes[~mask].groupby("op_type", sort=False)["duration_ns"].sum()
     times = ", ".join(f"{kind} {time_ns / 1e3:,.0f} us" for kind, time_ns in sums.sort_values(ascending=False).items())

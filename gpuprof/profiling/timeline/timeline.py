@@ -188,6 +188,12 @@ class Timeline:
         }
         return replace(marked, **tables)  # type: ignore[arg-type]
 
+    def mark_runs(self, ranges: pd.DataFrame) -> Timeline:
+        """Return the timeline with the events within ``ranges`` marked as runs, and no others."""
+        runs, rest = ranges.assign(name=RUN_RANGE), self.ranges[self.ranges["name"] != RUN_RANGE]
+        tables = {name: mark_runs(table, runs) for name, table in self._events().items()}
+        return replace(self, **tables, ranges=pd.concat([runs, rest], ignore_index=True))  # type: ignore[arg-type]
+
     def run_names(self, runs: str) -> tuple[str, ...]:
         """Return the different names of the ranges that match ``runs``, in order of their first start."""
         matches = [str(name) for name in self.ranges.sort_values("start_ns")["name"] if re.fullmatch(runs, str(name))]
@@ -248,10 +254,7 @@ class Timeline:
                 f"no range of the report matches --runs {pattern!r}",
                 f"its ranges are {', '.join(names[:8])}" if names else "it has no ranges; say how many runs it has",
             )
-        runs = self.ranges[matching].assign(name=RUN_RANGE)
-        unmarked = self.ranges[self.ranges["name"] != RUN_RANGE]
-        tables = {name: mark_runs(table, runs) for name, table in self._events().items()}
-        return replace(self, **tables, ranges=pd.concat([runs, unmarked], ignore_index=True))  # type: ignore[arg-type]
+        return self.mark_runs(self.ranges[matching])
 
     def _cut(self, runs: int) -> Timeline:
         """Cut the kernels into ``runs`` equal parts, the first kernels left over, and the copies between them."""
@@ -312,9 +315,9 @@ def mark_runs(events: pd.DataFrame, ranges: pd.DataFrame) -> pd.DataFrame:
     if not len(events) or "start_ns" not in events:
         return events.assign(repeat=np.full(len(events), OUTSIDE, dtype=np.int64))
     runs, by_thread = find_runs(ranges)
-    process, thread = (_integers(events, name) for name in ("process_id", "thread_id"))
-    launched = _integers(events, "launch_start_ns")
-    moment = np.where(launched >= 0, launched, _integers(events, "start_ns"))
+    process, thread = (integer_column(events, name) for name in ("process_id", "thread_id"))
+    launched = integer_column(events, "launch_start_ns")
+    moment = np.where(launched >= 0, launched, integer_column(events, "start_ns"))
     turns = np.append(runs.groupby("process_id").cumcount().to_numpy(dtype=np.int64), OUTSIDE)
     tied = turns[find_innermost_ranges(runs, process, thread, moment)]
     anywhere = runs.assign(thread_id=np.int64(0))
@@ -338,8 +341,8 @@ def tie_to_launches(
         columns = [name for name in ("process_id",) if name not in keys and name in events]
         events = events.drop(columns=columns).merge(first, on=list(keys), how="left")
     for name in ("process_id", "thread_id", "launch_start_ns"):
-        events[name] = _integers(events, name)
-    where = tuple(_integers(events, name) for name in ("process_id", "thread_id", "launch_start_ns"))
+        events[name] = integer_column(events, name)
+    where = tuple(integer_column(events, name) for name in ("process_id", "thread_id", "launch_start_ns"))
     runs = (ranges["name"] == RUN_RANGE).to_numpy(dtype=bool)
     named_ranges = ranges[~runs].reset_index(drop=True)
     names = np.array([*named_ranges["name"].tolist(), None], dtype=object)
@@ -365,7 +368,7 @@ def list_names(names: Iterable[object]) -> str:
     return textwrap.shorten(", ".join(dict.fromkeys(str(name) for name in names)), 240, placeholder=" …")
 
 
-def _integers(frame: pd.DataFrame, name: str) -> Integers:
+def integer_column(frame: pd.DataFrame, name: str) -> Integers:
     """Return a column of ids or times, with `NO_RANGE` for missing values; floats would lose nanoseconds."""
     values = column(frame, name)
     if values.dtype == np.int64:

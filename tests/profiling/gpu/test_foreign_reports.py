@@ -21,7 +21,8 @@ from gpuprof.graph.executed_graph import ExecutedNode
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.profiling.gpu import recording
-from gpuprof.profiling.gpu.gpu_rows import LEAST_BYTES, Recording, device_rows, join_nodes, kernel_rows, op_rows
+from gpuprof.profiling.gpu.gpu_rows import LEAST_BYTES, Recording, device_rows, kernel_rows, op_rows
+from gpuprof.profiling.gpu.node_join import join_nodes
 from gpuprof.profiling.gpu.recording import (
     INDEX,
     KINETO,
@@ -482,17 +483,24 @@ OUTSIDE = ("fill",)
 
 
 def _write_pair(
-    directory: Path, runs: int = 8, warm_up: int = 3, shift_us: float = 0.0, overhead_us: int = 12
+    directory: Path,
+    runs: int = 8,
+    warm_up: int = 3,
+    shift_us: float = 0.0,
+    overhead_us: int = 12,
+    marked: bool = True,
+    threads: tuple[int, int] = (7, 70_000),
 ) -> tuple[Path, Path, dict[str, str]]:
     """Write a trace of torch.profiler and ONNX Runtime's profile of one session; return them and kernel → node.
 
-    ``shift_us``: of the profile's clock beyond what both say; ``overhead_us``: of each call outside of the session.
+    ``shift_us``: of the profile's clock beyond what both say; ``overhead_us``: of each call outside of the session;
+    ``marked``: whether the trace has ranges; ``threads``: the thread's id in the profile and in the trace.
     """
-    draw = random.Random(7)
+    draw = random.Random(threads[0])
     events: list[dict[str, Any]] = []
     profile: list[dict[str, Any]] = []
     answers: dict[str, str] = {}
-    now, correlation = 1000.0, 1
+    now, correlation = 1000.0, 1000 * threads[0]
     for run in range(warm_up + runs):
         begin = now
         now += overhead_us * draw.uniform(0.2, 1.8)
@@ -508,21 +516,29 @@ def _write_pair(
             now += draw.uniform(0.5, 3.0)
             kind = next((executed.op_type for executed in EXECUTED if executed.name == node), "Gemm")
             arguments = {"op_name": kind, "provider": "CUDAExecutionProvider"}
-            named = {"cat": "Node", "pid": 7, "tid": 7, "ph": "X", "name": f"{node}_kernel_time", "args": arguments}
+            named = {
+                "cat": "Node",
+                "pid": 7,
+                "tid": threads[0],
+                "ph": "X",
+                "name": f"{node}_kernel_time",
+                "args": arguments,
+            }
             # ONNX Runtime writes whole microseconds.
-            profile.append({**named, "ts": int(start - shift_us), "dur": int(now - start)})
+            profile.append({**named, "args": arguments, "ts": int(start - shift_us), "dur": int(now - start)})
             now += draw.uniform(0.0, 0.4)
         profile.append(
-            {"cat": "Session", "pid": 7, "tid": 7, "ph": "X", "name": "model_run", "ts": int(session - shift_us),
-             "dur": int(now - session), "args": {}}
+            {"cat": "Session", "pid": 7, "tid": threads[0], "ph": "X", "name": "model_run",
+             "ts": int(session - shift_us), "dur": int(now - session), "args": {}}
         )  # fmt: skip
         now += overhead_us * draw.uniform(0.2, 1.8)
         if run < warm_up:
             continue
-        mark = {"ph": "X", "pid": 7, "tid": 70_000, "args": {}}
-        events.append(
-            {**mark, "cat": "user_annotation", "name": "gpuprof-run", "ts": EPOCH_US + begin, "dur": now - begin}
-        )
+        mark = {"ph": "X", "pid": 7, "tid": threads[1], "args": {}}
+        if marked:
+            events.append(
+                {**mark, "cat": "user_annotation", "name": "gpuprof-run", "ts": EPOCH_US + begin, "dur": now - begin}
+            )
         for name, launched, node in launches:
             correlation += 1
             given = {"correlation": correlation, "device": 0, "stream": 7, "grid": [80, 1, 1], "block": [256, 1, 1],
@@ -538,23 +554,47 @@ def _write_pair(
     return path, directory / "nodes.json", answers
 
 
+def _part_right(joined: Timeline, answers: dict[str, str]) -> float:
+    """The part of the kernels' time that is tied to the node that launched them."""
+    tied = joined.kernels["range"].fillna("").tolist()
+    durations = joined.kernels["duration_ns"].to_numpy()
+    right = [answers[name] == node for name, node in zip(joined.kernels["name"], tied, strict=True)]
+    return float(durations[right].sum() / durations.sum())
+
+
 @pytest.mark.parametrize("clock", ["known", "unknown", "wrong"])
-@pytest.mark.parametrize("overhead_us", [2, 60])
+@pytest.mark.parametrize("overhead_us", [2, 60, 3000])
+@pytest.mark.parametrize("marked", [True, False])
 def test_every_kernel_of_a_pair_belongs_to_the_node_that_launched_it(
-    tmp_path: Path, clock: str, overhead_us: int
+    tmp_path: Path, clock: str, overhead_us: int, marked: bool
 ) -> None:
     """The clocks are joined by what both files say of them, by the runs alone, or in spite of a wrong clock."""
-    kernels, nodes, answers = _write_pair(tmp_path, shift_us=250.0, overhead_us=overhead_us)
-    timeline, profile = read_json_trace(kernels).select_runs(), read_json_trace(nodes)
+    kernels, nodes, answers = _write_pair(tmp_path, shift_us=250.0, overhead_us=overhead_us, marked=marked)
+    timeline, profile = read_json_trace(kernels), read_json_trace(nodes)
+    timeline = timeline.select_runs() if marked else timeline
     if clock != "unknown":
         epoch_ns = (EPOCH_US + 250) * 1000 + (0 if clock == "known" else 5_000_000)
         timeline, profile = replace(timeline, epoch_ns=0), replace(profile, epoch_ns=epoch_ns)
     joined = join_nodes(timeline, profile)
-    tied = joined.kernels["range"].fillna("").tolist()
-    durations = joined.kernels["duration_ns"].to_numpy()
-    right = [answers[name] == node for name, node in zip(joined.kernels["name"], tied, strict=True)]
-    assert durations[right].sum() / durations.sum() >= 0.99
+    assert joined.repeats == 8 and _part_right(joined, answers) >= 0.99
     assert any("outside of any node: fill" in note for note in joined.notes)
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_kernels_belong_to_nodes_of_their_own_thread(tmp_path: Path, marked: bool) -> None:
+    """Two threads run models at once: the same session, or another one that was not profiled."""
+    (tmp_path / "other").mkdir()
+    kernels, nodes, answers = _write_pair(tmp_path, marked=marked, threads=(7, 7))
+    others = _write_pair(tmp_path / "other", runs=7, marked=marked, threads=(8, 8))
+    events = [json.loads(path.read_text())["traceEvents"] for path in (kernels, others[0])]
+    timeline = read_json_trace(write(kernels, {"traceEvents": [*events[0], *events[1]]}))
+    timeline = timeline.select_runs() if marked else timeline
+    alone = join_nodes(timeline, read_json_trace(nodes)).kernels
+    assert set(alone["node"][alone["thread_id"] == 8]) <= {-1}
+    own = alone[alone["thread_id"] == 7]
+    assert [answers[name] for name in own["name"]] == own["range"].fillna("").tolist()
+    both = json.loads(nodes.read_text()) + json.loads(others[1].read_text())
+    assert _part_right(join_nodes(timeline, read_json_trace(write(nodes, both))), answers) >= 0.99
 
 
 def test_fused_nodes_stand_for_their_ops_and_copies_for_none(tmp_path: Path) -> None:
@@ -584,6 +624,11 @@ def test_fused_nodes_stand_for_their_ops_and_copies_for_none(tmp_path: Path) -> 
 
 
 def test_a_profile_of_other_runs_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    unmarked, _, _ = _write_pair(tmp_path, marked=False)
+    _, other, _ = _write_pair(tmp_path / "other", threads=(8, 8))
+    with pytest.raises(InputError, match="not of the recorded runs"):
+        join_nodes(read_json_trace(unmarked), read_json_trace(other))
     kernels, _, _ = _write_pair(tmp_path)
     timeline = read_json_trace(kernels).select_runs()
     _, report, _ = _write_pair(tmp_path, runs=8, overhead_us=900)
