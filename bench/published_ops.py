@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from gpuprof.domain.catalogue import datasets, device_of_driver
-from gpuprof.estimators.cross_gpu.features import Array, OpTable, make_table
+from gpuprof.estimators.cross_gpu.features import FAMILIES, MEASURED_SETS, Array, OpTable
 
 #: Boards with the same chip: who leaves one out leaves out all.
 CHIP = MappingProxyType({"a100-40": "a100", "a100-pcie-40": "a100", "a100-pcie-80": "a100", "a100-80": "a100"})
@@ -37,9 +37,6 @@ _UNFIT_PRODUCTS = ("p4", "p100")
 _FLOAT32_BYTES = 4.0
 #: A sweep of single short products does not reach the power limit: how long, in log10 of ms, until it does.
 _REACHED = {("bmm", "test"): (0.2, 1.2), ("bmm", "train"): (-0.7, 0.3), ("conv", "train"): (0.2, 1.8)}
-
-#: AIConfigurator times five layers one after another, so that the weights of small ones alone stay in the L2 cache.
-_WEIGHT_SETS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,7 @@ class MeasuredOps:
     @property
     def weight_sets(self) -> float:
         """How many sets of weights each product was run with in turn; see `features.bound_times`."""
-        return _WEIGHT_SETS if self.kernels_only else 1.0
+        return MEASURED_SETS if self.kernels_only else 1.0
 
     def fit_to_learn(self) -> NDArray[np.bool_]:
         """Tell which rows say how the GPU computes, and not how hot it was."""
@@ -80,6 +77,15 @@ class MeasuredOps:
 
 
 _PER_ROW = ("ops", "seconds", "device", "split")
+
+
+def make_table(family: str, count: int, **columns: Any) -> OpTable:
+    """Return ``count`` ops of a family; absent columns are 0, ``b``, ``m``, ``n``, ``k``, ``row``, ``width`` 1."""
+    values = {name: np.broadcast_to(np.asarray(value, dtype=float), count).copy() for name, value in columns.items()}
+    ones = dict.fromkeys(("b", "m", "n", "k", "row", "width"), np.ones(count))
+    zeros = {field.name: np.zeros(count) for field in fields(OpTable)}
+    family_column = np.full(count, FAMILIES.index(family))
+    return OpTable(**{**zeros, **ones, **values, "family": family_column})
 
 
 def neusight_ops(family: str) -> MeasuredOps:

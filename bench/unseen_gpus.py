@@ -121,7 +121,7 @@ def main() -> int:
         models += transformer_errors(args.exports, left_out)
     with tempfile.TemporaryDirectory() as folder:
         networks = convolutional_errors(left_out, Path(folder), args.reference)
-        networks += ledger_errors(left_out, args.exports or Path(folder))
+        networks += ledger_errors(left_out, Path(folder) / "ledger")
     print_models(models)
     print_models(networks)
     print_intervals(residuals, [*models, *networks])

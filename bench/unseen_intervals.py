@@ -158,12 +158,17 @@ def print_intervals(groups: Sequence[OpResiduals], models: Sequence[ModelDeviati
     _print_rows("models, the architecture left out on all GPUs", rows)
 
 
+def widen_ops(scales: ErrorScales, kinds: NDArray[np.str_], generation: str) -> Array:
+    """Return for each op the logarithm of the factor f so that [t / f, t f] holds nine of ten ops."""
+    return scales.scale_ops(kinds) * scales.op_factors[generation]
+
+
 _Judged = tuple[str, str, float, float]
 
 
 def _judge_ops(group: OpResiduals, scales: ErrorScales) -> tuple[float, float]:
-    factors = scales.widen_ops(group.kinds, group.generation)
-    return float((group.sizes <= np.log(factors)).mean()), float(np.median(factors)) - 1.0
+    widths = widen_ops(scales, group.kinds, group.generation)
+    return float((group.sizes <= widths).mean()), float(np.exp(np.median(widths))) - 1.0
 
 
 def _judge_model(deviation: ModelDeviation, scales: ErrorScales) -> _Judged:

@@ -10,12 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from bench.published_ops import make_table
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.domain.share import Share
 from gpuprof.estimators.creq import METRICS, LaunchModel, achieved_occupancy_pct, shipped_creq
 from gpuprof.estimators.creq import SOURCE as CREQ_SOURCE
-from gpuprof.estimators.cross_gpu.features import make_table, rates_of
+from gpuprof.estimators.cross_gpu.features import rates_of
 from gpuprof.estimators.cross_gpu.kernels import parse_execution
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.gk import (

@@ -147,10 +147,6 @@ class ErrorScales:
         most = max(self.ops.values(), default=1.0)
         return np.array([self.ops.get(str(name), most) for name in names], dtype=float)[place.reshape(-1)]
 
-    def widen_ops(self, kinds: NDArray[np.str_], generation: str) -> Array:
-        """Return the factor f of each op so that [t / f, t f] holds nine of ten ops."""
-        return np.asarray(np.exp(self.scale_ops(kinds) * self.op_factors[generation]))
-
     def mean_scale(self, by_kind: Mapping[str, float]) -> float:
         """Return the scale of a model's kernels, each kind by its part of the time."""
         total = sum(by_kind.values())
@@ -475,11 +471,11 @@ class LatencyGrid:
         return self._board
 
     def _conserve_work(self, share: Share, batch: int, figure: Figure) -> Figure:
-        """Return the batch time of a share of a busy board.
+        """Return the batch time of a share of a busy board, or of a MIG instance, whose SMs and memory are apart.
 
         It is at least the least time in which the whole board does as many requests, divided by the share's fraction.
         """
-        if not self._busy or share.is_whole:
+        if share.is_whole or not (self._busy or share.mig):
             return figure
         least = self.board_seconds().scale_by(1e3 * batch / self._device.fraction(share))
         low = max(figure.low or figure.value, least.low or least.value)

@@ -89,7 +89,7 @@ def rates_of(device: Device, precision: str, share: Share | None = None, *, busy
         precisions = ", ".join(sorted(device.flops_per_s))
         raise InputError(f"{device.name} has no {precision} arithmetic", f"it has {precisions}")
     fraction, slices = device.granted_fraction(share), _slices(device, share)
-    memory = fraction if slices is None else slices * share.sm_pct / 100.0
+    memory = device.fraction(share) if slices is None else slices * share.sm_pct / 100.0
     width = _BYTES.get(precision, 4.0)
     others = "float16" if width < _BYTES["float16"] and "float16" in device.flops_per_s else precision
     return DeviceRates(
@@ -221,15 +221,6 @@ def stack_tables(tables: Sequence[OpTable]) -> OpTable:
     return OpTable(*(np.concatenate([getattr(table, field.name) for table in tables]) for field in fields(OpTable)))
 
 
-def make_table(family: str, count: int, **columns: Any) -> OpTable:
-    """Return ``count`` ops of a family; absent columns are 0, ``b``, ``m``, ``n``, ``k``, ``row``, ``width`` 1."""
-    values = {name: np.broadcast_to(np.asarray(value, dtype=float), count).copy() for name, value in columns.items()}
-    ones = dict.fromkeys(("b", "m", "n", "k", "row", "width"), np.ones(count))
-    zeros = {field.name: np.zeros(count) for field in fields(OpTable)}
-    family_column = np.full(count, FAMILIES.index(family))
-    return OpTable(**{**zeros, **ones, **values, "family": family_column})
-
-
 def table_of(rows: Iterable[tuple[str, Mapping[str, float]]]) -> OpTable:
     """Return a table of (family, columns), a row each."""
     ops = list(rows)
@@ -242,8 +233,8 @@ def table_of(rows: Iterable[tuple[str, Mapping[str, float]]]) -> OpTable:
 
 
 _TILES = ((128, 128), (128, 64), (64, 64), (32, 32))
-#: Sets of weights used in rotation: each layer of a model has its own.
-_SETS_OF_A_MODEL = 1000.0
+#: Sets of weights used in rotation: in AIConfigurator's products, and in a model, where each layer has its own.
+MEASURED_SETS, _SETS_OF_A_MODEL = 5.0, 1000.0
 #: Query rows per block of attention, and cycles before and after its arithmetic.
 _BLOCK_ROWS, _BLOCK_CYCLES = 128.0, 4000.0
 _TINY = 1e-12
@@ -268,17 +259,16 @@ class OpBounds:
 
 
 def bound_times(
-    ops: OpTable, rates: DeviceRates, throttled: Array | float = 1.0, weight_sets: float = _SETS_OF_A_MODEL
+    ops: OpTable, rates: DeviceRates, throttled: Array | float = 1.0, weight_sets: float = MEASURED_SETS
 ) -> OpBounds:
-    """Return the bounds of ``ops``.
+    """Return the bounds of ``ops`` under the conditions of the published measurements.
 
     Parameters
     ----------
     throttled : float or ndarray of shape (N,)
         How far the power limit has been reached: 1 in long runs, 0 in an op too short for the clock to fall.
     weight_sets : float
-        Number of weight sets that an op used in rotation, which decides whether they stay in the L2 cache. A model
-        has so many that none stays.
+        Number of weight sets that an op used in rotation, which decides whether they stay in the L2 cache.
     """
     conv = ops.family == FAMILIES.index("conv")
     attention = ops.family == FAMILIES.index("attention")
@@ -298,6 +288,18 @@ def bound_times(
         np.maximum(np.maximum(peak, traffic * cached), _TINY),
         np.log2(np.maximum(math_s, _TINY) / np.maximum(dram_s, _TINY)),
     )
+
+
+def weight_seconds(ops: OpTable, rates: DeviceRates) -> Array:
+    """Return the least seconds of products on tensor cores in a model, whose weights the L2 cache never holds.
+
+    While the weights arrive, a kernel computes and waits as it does with weights in the cache, so that the longer of
+    both times counts: L4 and L40S, with much cache and little bandwidth, in BERT by TensorRT at batch 1 (bench.ledger).
+    """
+    if not rates.tensor:
+        return np.zeros(len(ops))
+    dense = np.isin(ops.family, [FAMILIES.index(name) for name in ("matmul", "conv")]) & (ops.b == 1.0)
+    return np.where(dense, _draw_seconds(ops, rates, _SETS_OF_A_MODEL) + rates.kernel_s, 0.0)
 
 
 def _draw_seconds(ops: OpTable, rates: DeviceRates, weight_sets: float) -> Array:
@@ -517,12 +519,13 @@ class CostModel:
     def kernel_times(self, ops: OpTable, rates: DeviceRates, bounds: OpBounds | None = None) -> Array:
         """Return the GPU seconds of each op without its launch, at least its hard bound.
 
-        ``bounds``: by default those of ops in a long run at the power limit.
+        ``bounds``: those of a measurement; by default those of ops of a model, at the power limit.
 
         Returns
         -------
         ndarray of shape (N,)
         """
+        least_s = weight_seconds(ops, rates) if bounds is None else np.zeros(len(ops))
         bounds = bounds or bound_times(ops, rates)
         times = np.zeros(len(ops))
         names = regressor_names(ops, rates)
@@ -531,10 +534,9 @@ class CostModel:
             of_rows = bounds.take(rows)
             group = ops.take(rows)
             ratio = np.exp(self.forests[name].predict(features_of(name, group, rates, of_rows)))
-            least = of_rows.expected_s + np.maximum(rates.kernel_s, prepare_seconds(group, rates, self.floor_s))
-            times[rows] = np.maximum(
-                _add_convolving(group, least * ratio) if rates.tensor else least * ratio, of_rows.hard_s
-            )
+            expected_s = of_rows.expected_s + np.maximum(rates.kernel_s, prepare_seconds(group, rates, self.floor_s))
+            seconds = np.maximum(expected_s * ratio, least_s[rows])
+            times[rows] = np.maximum(_add_convolving(group, seconds) if rates.tensor else seconds, of_rows.hard_s)
         return times
 
 

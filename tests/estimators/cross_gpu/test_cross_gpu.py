@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from bench.op_training import train
-from bench.published_ops import MeasuredOps, product_table
+from bench.published_ops import MeasuredOps, make_table, product_table
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
@@ -19,7 +19,6 @@ from gpuprof.estimators.cross_gpu.cross_gpu import LatencyGrid, shipped_model
 from gpuprof.estimators.cross_gpu.features import (
     FAMILIES,
     bound_times,
-    make_table,
     rates_of,
     regressor_names,
 )

@@ -19,6 +19,7 @@ from gpuprof.domain.estimate import ROOFLINE, UNCALIBRATED
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.estimators.ceilings import with_ceilings
+from gpuprof.estimators.cross_gpu.cross_gpu import shipped_model
 from gpuprof.estimators.cross_gpu.features import (
     Array,
     Forest,
@@ -27,6 +28,7 @@ from gpuprof.estimators.cross_gpu.features import (
     rates_of,
     resolve_precision,
     sustained_part,
+    weight_seconds,
 )
 from gpuprof.estimators.roofline import (
     CEILINGS,
@@ -64,14 +66,23 @@ def test_weights_come_from_the_cache_only_where_all_that_are_used_in_turn_fit_in
     from_memory = small.bytes_moved[0] / (L40S.bytes_per_s * L40S.drawn)
     assert _expected_seconds(small, 5.0)[0] < 0.5 * from_memory
     assert _expected_seconds(middle, 1.0)[0] < 0.5 * _expected_seconds(middle, 5.0)[0]
-    assert _expected_seconds(middle, 5.0) == pytest.approx(_expected_seconds(middle))
 
 
 def test_a_model_reads_its_weights_from_memory_and_its_activations_from_the_cache() -> None:
     weights = _product(2048, 2048)
     activations = _multiply(2048.0, 16.0, 2048.0)
     assert weights.bytes_moved == pytest.approx(activations.bytes_moved)
-    assert _expected_seconds(activations)[0] < 0.5 * _expected_seconds(weights)[0]
+    assert weight_seconds(activations, L40S)[0] < 0.5 * weight_seconds(weights, L40S)[0]
+    seconds = shipped_model().kernel_times(weights, L40S)
+    assert seconds >= weights.bytes_moved / (L40S.bytes_per_s * L40S.drawn)
+    hot = shipped_model().costs.kernel_times(weights, L40S, bound_times(weights, L40S))
+    assert hot[0] < 0.8 * seconds[0]
+
+
+def test_weights_from_memory_do_not_slow_a_product_that_takes_longer_anyway() -> None:
+    deep = _multiply(8192.0, 4096.0, 4096.0)
+    hot = shipped_model().costs.kernel_times(deep, L40S, bound_times(deep, L40S))
+    assert shipped_model().kernel_times(deep, L40S) == pytest.approx(hot)
 
 
 def test_no_traffic_takes_less_time_than_a_part_of_it() -> None:

@@ -13,6 +13,8 @@ import pytest
 from onnx import NodeProto, TensorProto, helper
 
 from bench.ledger import PAGE, read_table
+from bench.published_ops import make_table
+from bench.unseen_intervals import widen_ops
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.catalogue import device as device_named
 from gpuprof.domain.estimate import Estimate
@@ -26,7 +28,7 @@ from gpuprof.estimators.cross_gpu.cross_gpu import (
     list_compared_boards,
     name_kinds,
 )
-from gpuprof.estimators.cross_gpu.features import make_table, stack_tables
+from gpuprof.estimators.cross_gpu.features import stack_tables
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode, parse_execution
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.pipeline.estimate import require_sure
@@ -62,8 +64,8 @@ def test_kinds_tell_products_by_their_operands_and_by_what_they_run_on() -> None
 
 def test_ops_are_widened_by_the_scale_of_their_kind_and_the_generation() -> None:
     kinds = np.array(["product", "softmax", "never measured"])
-    assert np.log(SCALES.widen_ops(kinds, "")) == pytest.approx([0.2, 0.4, 0.4])
-    assert np.log(SCALES.widen_ops(kinds, " old")) == pytest.approx([0.4, 0.8, 0.8])
+    assert widen_ops(SCALES, kinds, "") == pytest.approx([0.2, 0.4, 0.4])
+    assert widen_ops(SCALES, kinds, " old") == pytest.approx([0.4, 0.8, 0.8])
 
 
 def test_a_model_is_widened_by_the_mean_scale_of_its_kernels() -> None:
