@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.published_ops import CHIP, OP_FAMILIES, MeasuredOps, aiconfigurator_ops, neusight_ops
 from bench.tree_export import export_trees
 from gpuprof.domain.catalogue import device
 from gpuprof.estimators.cross_gpu.features import (
+    FAMILIES,
     REGRESSORS,
     Array,
+    DeviceRates,
     OpBounds,
+    OpTable,
+    attention_kinds,
     bound_times,
     features_of,
-    preparation_names,
-    preparation_part,
-    prepare_seconds,
     rates_of,
     regressor_names,
+    smallest_kernel_s,
 )
 
 #: A measurement that takes less than so many times an op of nothing says nothing of the op.
@@ -110,14 +113,50 @@ def train(data: Iterable[MeasuredOps], excluded: str | None = None, rounds: int 
     return Trained(models, {name: float(np.median(floors)) for name, floors in floor_s.items() if floors})
 
 
-def bounds_as_measured(part: MeasuredOps, rates: Any) -> OpBounds:
-    """Return the bounds of measured ops under the conditions that they were measured in."""
+def bounds_as_measured(part: MeasuredOps, rates: DeviceRates, prepared: Mapping[str, float]) -> OpBounds:
+    """Return the bounds of measured ops under the conditions of the measurement; ``prepared``: `Trained.floor_s`."""
     first = bound_times(part.ops, rates, weight_sets=part.weight_sets)
-    return bound_times(part.ops, rates, part.estimate_throttling(first.expected_s), part.weight_sets)
+    bounds = bound_times(part.ops, rates, part.estimate_throttling(first.expected_s), part.weight_sets)
+    return replace(bounds, start_s=np.maximum(bounds.start_s, prepare_seconds(part.ops, rates, prepared)))
+
+
+def preparation_names(ops: OpTable) -> NDArray[np.str_]:
+    """Return kind and framework of each op whose time includes a framework's preparation; others empty.
+
+    Attention is several kernels (appending to the cache, merging of splits), products in 8 bits quantise first.
+    """
+    attention = ops.family == FAMILIES.index("attention")
+    narrow = (ops.family == FAMILIES.index("matmul")) & (ops.width == 1.0)
+    kind = attention_kinds(ops)
+    bits = np.where(ops.kernel > 0, " narrow ", " ")
+    framework = np.where(attention, ops.stride, ops.extra).astype(np.int64).astype(str)
+    names = np.char.add(np.char.add(kind, bits), framework)
+    return np.where(attention, names, np.where(narrow, np.char.add("product narrow ", framework), ""))
+
+
+def prepare_seconds(ops: OpTable, rates: DeviceRates, floor_s: Mapping[str, float]) -> Array:
+    """Return the least seconds of a framework's preparation before each op, 0 where unknown.
+
+    ``floor_s``: seconds at the clock of `preparation_part`, by `preparation_names`.
+    """
+    if not ((ops.family == FAMILIES.index("attention")) | (ops.width == 1.0)).any():
+        return np.zeros(len(ops))  # comparing texts takes longer than all the rest
+    names, place = np.unique(preparation_names(ops), return_inverse=True)
+    seconds = np.array([floor_s.get(str(name), 0.0) if name else 0.0 for name in names])[place.reshape(-1)]
+    return np.asarray(seconds * preparation_part(rates))
+
+
+def preparation_part(rates: DeviceRates) -> float:
+    """Return the time of a framework's preparation on a GPU, relative to a clock of 1.5 GHz.
+
+    The preparation consists of kernels too short to fill the GPU: half of their time is taken as cycles, half as
+    latencies of memory and launching, which are equal on all GPUs.
+    """
+    return 0.5 + 0.5 * rates.kernel_s / smallest_kernel_s()
 
 
 def _preparations(part: MeasuredOps) -> dict[str, float]:
-    """Return what frameworks do before ops took, by `features.preparation_names`: the middle over the GPUs."""
+    """Return what frameworks do before ops took, by `preparation_names`: the middle over the GPUs."""
     if not part.kernels_only:
         return {}
     names = preparation_names(part.ops)
@@ -141,15 +180,15 @@ def _add_rows(
     prepared: Mapping[str, float],
 ) -> None:
     rates = rates_of(device(name), part.precision)
-    bounds = bounds_as_measured(part, rates)
+    bounds = bounds_as_measured(part, rates, prepared)
     body = np.maximum(part.seconds - floor, 0.02 * part.seconds)
     telling = (part.seconds > _TELLING * floor) & part.fit_to_learn()
     weight = np.clip(body / part.seconds, 0.02, 1.0) * _balance_sizes(bounds.expected_s)
-    target = np.log(body / (bounds.expected_s + np.maximum(rates.kernel_s, prepare_seconds(part.ops, rates, prepared))))
+    target = np.log(body / (bounds.expected_s + bounds.start_s))
     names = regressor_names(part.ops, rates)
     for regressor in set(names.tolist()):
         kept = telling & (names == regressor)
-        features = features_of(regressor, part.ops.take(kept), rates, _rows_of(bounds, kept))
+        features = features_of(regressor, part.ops.take(kept), rates, bounds.take(kept))
         rows[regressor].append((features, target[kept], weight[kept]))
 
 
@@ -159,10 +198,6 @@ def _balance_sizes(expected_s: Array) -> Array:
     _, place, count = np.unique(octave, return_inverse=True, return_counts=True)
     weight = 1.0 / count[place.reshape(-1)] ** _CROWDING
     return np.asarray(weight / weight.mean())
-
-
-def _rows_of(bounds: OpBounds, kept: Any) -> OpBounds:
-    return OpBounds(bounds.expected_s[kept], bounds.hard_s[kept], bounds.intensity[kept])
 
 
 def _fit(parts: list[tuple[Array, Array, Array]], rounds: int) -> bytes:

@@ -31,7 +31,7 @@ from bench.unseen_models import ModelDeviation, convolutional_errors, ledger_err
 from bench.unseen_training import write_regressors
 from gpuprof.domain.catalogue import device
 from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, name_kinds
-from gpuprof.estimators.cross_gpu.features import CostModel, OpTable, bound_times, rates_of
+from gpuprof.estimators.cross_gpu.features import CostModel, Forests, OpTable, bound_times, rates_of
 
 Array = NDArray[np.float64]
 
@@ -110,7 +110,7 @@ def main() -> int:
     residuals = [chip_range.residuals() for chip_range in ranges]
     left_out = {
         chip: CrossGpuModel(
-            CostModel.of_files(trained[chip].models, trained[chip].floor_s),
+            CostModel(Forests(trained[chip].models)),
             fit_scales([residual for residual in residuals if residual.chip != chip], []),
         )
         for chip in chips
@@ -146,22 +146,16 @@ def train_without(data: Sequence[MeasuredOps], chip: str, folder: Path | None) -
 
 def predict_gpus(data: Sequence[MeasuredOps], trained: Trained, chip: str) -> Iterator[OpErrors]:
     """Yield the predictions for the boards of a chip of which nothing was learned."""
-    costs = CostModel.of_files(trained.models, trained.floor_s)
+    costs = CostModel(Forests(trained.models))
     for part in data:
         for name in np.unique(part.device).tolist():
             if chip_of(name) == chip:
-                yield predict_ops(part.take(part.device == name), name, costs)
-
-
-def predict_ops(rows: MeasuredOps, name: str, costs: CostModel, floor_s: float | None = None) -> OpErrors:
-    """Return the predictions for ops of one board; ``floor_s`` is by default what launching took on other GPUs."""
-    rates = rates_of(device(name), rows.precision)
-    usual = costs.floor_s.get(rows.name, 0.0) if floor_s is None else floor_s
-    kernels = costs.kernel_times(rows.ops, rates, bounds_as_measured(rows, rates))
-    bound = bound_times(rows.ops, rates).hard_s
-    kinds = name_kinds(rows.ops, rates.tensor)
-    label = (rows.name, rows.precision, name, 0.0 if rows.kernels_only else usual)
-    return OpErrors(*label, rows.split, kernels, bound, rows.seconds, kinds, rows.ops)
+                rows, rates = part.take(part.device == name), rates_of(device(name), part.precision)
+                floor_s = 0.0 if part.kernels_only else trained.floor_s.get(part.name, 0.0)
+                kernels = costs.kernel_times(rows.ops, rates, bounds_as_measured(rows, rates, trained.floor_s))
+                bound, kinds = bound_times(rows.ops, rates).hard_s, name_kinds(rows.ops, rates.tensor)
+                label = (part.name, part.precision, name, floor_s)
+                yield OpErrors(*label, rows.split, kernels, bound, rows.seconds, kinds, rows.ops)
 
 
 def print_ops(errors: Sequence[OpErrors]) -> None:

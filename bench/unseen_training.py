@@ -27,7 +27,6 @@ def write_regressors(trained: Trained, scales: ErrorScales) -> str:
         "library": f"lightgbm {version('lightgbm')}",
         "data": {path.relative_to(ROOT).as_posix(): hash_bytes(path.read_bytes()) for path in sources},
         "sha256": {name: hash_bytes(content) for name, content in files.items()},
-        "floor_s": dict(trained.floor_s),
     }
     (FOLDER / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n", encoding="utf-8")
     size = sum(path.stat().st_size for path in FOLDER.iterdir())

@@ -37,6 +37,7 @@ from gpuprof.estimators.cross_gpu.features import (
     Array,
     CostModel,
     DeviceRates,
+    Forests,
     OpTable,
     attention_kinds,
     rates_of,
@@ -378,10 +379,10 @@ def shipped_model() -> CrossGpuModel:
 
     Raises `InputError` when a file is missing or differs from the trained file.
     """
-    metadata, files = read_trained_files(trained_folder())
+    _, files = read_trained_files(trained_folder())
     scales = ErrorScales.of_text(files.pop(_INTERVALS).decode())
     trees = {name.removesuffix(".onnx"): content for name, content in files.items()}
-    return CrossGpuModel(CostModel.of_files(trees, metadata["floor_s"]), scales)
+    return CrossGpuModel(CostModel(Forests(trees)), scales)
 
 
 def read_trained_files(folder: Traversable) -> tuple[Mapping[str, Any], dict[str, bytes]]:

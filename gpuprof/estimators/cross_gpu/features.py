@@ -31,7 +31,7 @@ VOLTA = 7.0
 #: Operations per cycle of the 128 float32 lanes of an SM: a multiply-add counts two. SMs with 128 lanes (Pascal's
 #: GP10x, GA10x, Ada, Hopper) have the shared memory of SMs with 64, so that products on CUDA cores feed fewer lanes.
 _FLOPS_OF_128_LANES = 256.0
-#: Clock in MHz of a GPU of unknown clock, and that of the preparation in trained regressors.
+#: Clock in MHz of a GPU of unknown clock.
 _CLOCK_MHZ = 1500.0
 #: Type of a matrix product's arithmetic where the GPU lacks the precision.
 _INSTEAD = {"tfloat32": "float32", "bfloat16": "float16"}
@@ -110,7 +110,7 @@ def rates_of(device: Device, precision: str, share: Share | None = None, *, busy
 
 
 def smallest_kernel_s(clock_mhz: float = 0.0) -> float:
-    """Return the seconds of the smallest kernel; 0: at the clock of the trained regressors' preparation."""
+    """Return the seconds of the smallest kernel; ``clock_mhz``: 0 where unknown."""
     return constant("sm", "kernel_cycles") / (clock_mhz or _CLOCK_MHZ) / 1e6
 
 
@@ -249,13 +249,14 @@ class OpBounds:
 
     #: Shape (N,). Arithmetic at the rate under the power limit, or traffic at the achieved bandwidth.
     expected_s: Array
+    start_s: Array  #: Shape (N,). Of the smallest kernel, or of a framework's preparation before a measured op.
     #: Shape (N,). At the peaks of the data sheet; traffic that fits into the L2 cache at its bandwidth.
     hard_s: Array
     intensity: Array  #: Shape (N,). Log2 of arithmetic over traffic, by the expected times.
 
     def take(self, rows: NDArray[np.int64]) -> OpBounds:
         """Return the bounds of the ops at positions."""
-        return OpBounds(self.expected_s[rows], self.hard_s[rows], self.intensity[rows])
+        return OpBounds(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
 def bound_times(
@@ -285,6 +286,7 @@ def bound_times(
     cached = np.where(ops.bytes_moved < rates.l2_bytes, 1.0 / 3.0, 1.0)
     return OpBounds(
         np.maximum(np.maximum(math_s, dram_s) + attention * blocks * _BLOCK_CYCLES / rates.cycles_per_s, _TINY),
+        np.full(len(ops), rates.kernel_s),
         np.maximum(np.maximum(peak, traffic * cached), _TINY),
         np.log2(np.maximum(math_s, _TINY) / np.maximum(dram_s, _TINY)),
     )
@@ -341,41 +343,6 @@ def regressor_names(ops: OpTable, rates: DeviceRates) -> NDArray[np.str_]:
 def attention_kinds(ops: OpTable) -> NDArray[np.str_]:
     """Return the kind of each op as attention: a token of generation, causal context, or an encoder's."""
     return np.where((ops.m == 1.0) & (ops.n > 1.0), "generation", np.where(ops.causal > 0, "context", "encoder"))
-
-
-def preparation_names(ops: OpTable) -> NDArray[np.str_]:
-    """Return kind and framework of each op whose time includes a framework's preparation; others empty.
-
-    Attention is several kernels (appending to the cache, merging of splits), products in 8 bits quantise first.
-    """
-    attention = ops.family == FAMILIES.index("attention")
-    narrow = (ops.family == FAMILIES.index("matmul")) & (ops.width == 1.0)
-    kind = attention_kinds(ops)
-    bits = np.where(ops.kernel > 0, " narrow ", " ")
-    framework = np.where(attention, ops.stride, ops.extra).astype(np.int64).astype(str)
-    names = np.char.add(np.char.add(kind, bits), framework)
-    return np.where(attention, names, np.where(narrow, np.char.add("product narrow ", framework), ""))
-
-
-def prepare_seconds(ops: OpTable, rates: DeviceRates, floor_s: Mapping[str, float]) -> Array:
-    """Return the least seconds of a framework's preparation before each op, 0 where unknown.
-
-    ``floor_s``: seconds at the clock of `preparation_part`, by `preparation_names`.
-    """
-    if not ((ops.family == FAMILIES.index("attention")) | (ops.width == 1.0)).any():
-        return np.zeros(len(ops))  # comparing texts takes longer than all the rest
-    names, place = np.unique(preparation_names(ops), return_inverse=True)
-    seconds = np.array([floor_s.get(str(name), 0.0) if name else 0.0 for name in names])[place.reshape(-1)]
-    return np.asarray(seconds * preparation_part(rates))
-
-
-def preparation_part(rates: DeviceRates) -> float:
-    """Return the time of a framework's preparation on a GPU, relative to a clock of 1.5 GHz.
-
-    The preparation consists of kernels too short to fill the GPU: half of their time is taken as cycles, half as
-    latencies of memory and launching, which are equal on all GPUs.
-    """
-    return 0.5 + 0.5 * rates.kernel_s / smallest_kernel_s()
 
 
 def features_of(name: str, ops: OpTable, rates: DeviceRates, bounds: OpBounds) -> Array:
@@ -506,15 +473,7 @@ class Forests(dict[str, Forest]):
 class CostModel:
     """Regressors by name."""
 
-    forests: Mapping[str, Forest]  #: `features.REGRESSORS` → trees.
-    #: Seconds of launching and timing a single op in the published measurements, by family; seconds of frameworks'
-    #: preparation before attention and products in 8 bits, by `features.preparation_names`.
-    floor_s: Mapping[str, float]
-
-    @classmethod
-    def of_files(cls, files: Mapping[str, bytes], floor_s: Mapping[str, float]) -> CostModel:
-        """Return the model of these ONNX files."""
-        return cls(Forests(files), floor_s)
+    forests: Mapping[str, Forest]  #: `REGRESSORS` → trees.
 
     def kernel_times(self, ops: OpTable, rates: DeviceRates, bounds: OpBounds | None = None) -> Array:
         """Return the GPU seconds of each op without its launch, at least its hard bound.
@@ -534,8 +493,7 @@ class CostModel:
             of_rows = bounds.take(rows)
             group = ops.take(rows)
             ratio = np.exp(self.forests[name].predict(features_of(name, group, rates, of_rows)))
-            expected_s = of_rows.expected_s + np.maximum(rates.kernel_s, prepare_seconds(group, rates, self.floor_s))
-            seconds = np.maximum(expected_s * ratio, least_s[rows])
+            seconds = np.maximum((of_rows.expected_s + of_rows.start_s) * ratio, least_s[rows])
             times[rows] = np.maximum(_add_convolving(group, seconds) if rates.tensor else seconds, of_rows.hard_s)
         return times
 

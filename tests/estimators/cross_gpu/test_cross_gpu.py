@@ -124,12 +124,12 @@ def test_nothing_of_an_excluded_gpu_is_learned() -> None:
     bounds = {name: bound_times(ops, rates_of(device(name), "float32")).expected_s for name in set(names.tolist())}
     seconds = slow * np.choose(np.arange(rows) % 3, [bounds[name] for name in ("v100", "a100-pcie-80", "a100-pcie-40")])
     measured = MeasuredOps("gemm", "float32", ops, seconds + 1e-5, names, np.full(rows, "train"), kernels_only=True)
-    from gpuprof.estimators.cross_gpu.features import CostModel
+    from gpuprof.estimators.cross_gpu.features import CostModel, Forests
 
     trained = train([measured], excluded="a100", rounds=40)
     rates = rates_of(device("a100-pcie-80"), "float32")
     large = make_table("matmul", 1, m=8192, n=8192, k=4096, flops=2.0 * 8192**2 * 4096, read_bytes=2e8, width=4.0)
-    ratio = CostModel.of_files(trained.models, {}).kernel_times(large, rates) / bound_times(large, rates).expected_s
+    ratio = CostModel(Forests(trained.models)).kernel_times(large, rates) / bound_times(large, rates).expected_s
     assert 1.5 < ratio[0] < 3.0
 
 
