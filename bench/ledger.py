@@ -158,8 +158,8 @@ def judge(measurements: Iterable[Measurement], folder: Path) -> Iterator[Line]:
 
 
 def is_estimated(entry: Measurement) -> bool:
-    """Return whether the network of a measurement can be exported here."""
-    return entry.model in _MODELS or entry.model in _IMAGE_NETWORKS
+    """Return whether the network of a measurement can be exported here, with inputs of a known size."""
+    return bool(entry.size) and (entry.model in _MODELS or entry.model in _IMAGE_NETWORKS)
 
 
 def find_latency_ms(entry: Measurement) -> float:

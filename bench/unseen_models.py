@@ -143,8 +143,12 @@ def convolutional_errors(
 
 
 def ledger_errors(left_out: Mapping[str, CrossGpuModel], folder: Path) -> Iterator[ModelDeviation]:
-    """Yield the ledger's transformers; on GPUs without published ops as the shipped regressors estimate them."""
-    for entry in filter(ledger.is_estimated, ledger.read_measurements()):
+    """Yield the ledger's networks; on GPUs without published ops as the shipped regressors estimate them.
+
+    `transformer_errors` and `convolutional_errors` judge two of its sources by all their networks.
+    """
+    entries = filter(ledger.is_estimated, ledger.read_measurements())
+    for entry in (entry for entry in entries if entry.source not in ("neusight", "thesis")):
         kernels, runtime = ledger.list_kernels(entry, folder), LaunchMode(entry.runtime)
         model = _model(left_out, entry.device) if _key(entry.device) in left_out else shipped_model()
         parts = model.time_parts(kernels, rates_of(ledger.find_board(entry), entry.precision), runtime)

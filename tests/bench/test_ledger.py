@@ -20,7 +20,7 @@ LINE = Line("triton-bert: tensorrt, float16, t4, batch 1", 3, 10.0, -2.0, 100.0,
 def test_every_measurement_has_a_source_with_a_licence_a_board_and_a_runtime() -> None:
     measurements = read_measurements()
     sources = tomllib.loads((FOLDER / "sources.toml").read_text(encoding="utf-8"))["sources"]
-    assert len(measurements) > 5000
+    assert len(measurements) > 5000 and len({measurement.device for measurement in measurements}) >= 15
     assert {measurement.source for measurement in measurements} == set(sources)
     assert all(source["from"] and source["licence"] for source in sources.values())
     assert {measurement.device for measurement in measurements} <= set(devices())
@@ -69,7 +69,7 @@ def test_the_estimates_are_no_worse_than_the_page_says_and_a_slower_board_is_not
     pytest.importorskip("transformers")
     pytest.importorskip("torch")
     # Image networks hold a gigabyte of weights: `python -m bench.ledger --check` judges them.
-    sources = [word for name in ("optimum", "tensorrt-demo", "triton-bert") for word in ("--source", name)]
+    sources = [word for name in ("neusight", "optimum", "tensorrt-demo", "triton-bert") for word in ("--source", name)]
     monkeypatch.setattr("sys.argv", ["ledger", "--check", "-o", str(tmp_path), *sources])
     assert ledger.main() == 0
     kernel_times = CostModel.kernel_times
