@@ -355,7 +355,7 @@ class NamingEstimator(Estimator, Protocol):
         ...
 
 
-_NEIGHBOUR = re.compile(r"(?P<model>.+?)(?:[@:](?P<batch>\d{1,9})(?::(?P<share>[^:]+))?)?")
+_NEIGHBOUR = re.compile(r"(?P<model>.+?)(?:[@:](?P<batch>\d{1,9})(?::(?P<share>[^:]+(?::[^:]+)?))?)?")
 
 
 def read_neighbour(text: str, device: Device) -> tuple[str, int | None, Share | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from gpuprof.domain.estimate import (
     describe_unknown_ops,
     read_neighbour,
 )
+from gpuprof.domain.mig import count_profiles, maximal_layouts
 from gpuprof.domain.share import Share, parse_share
 from gpuprof.domain.sizes import combine_sizes, describe_sizes, require_dimensions, sized_name, split_name
 from gpuprof.domain.validation import Count, Positive
@@ -160,10 +162,11 @@ def estimate(
         notes.add(*remarks)
         notes.add(*describe_choice(source, names, [target.name]))
         neighbours = _resolve_neighbours(chosen.beside, target, part)
+        inside = tuple(other for other in neighbours if not _is_apart(other.share, part))
         estimates = []
         for name in names:
             for size in chosen.batches or (_find_only_batch(source, name) or 1,):
-                estimates.append(source.estimate(name, target, size, part, neighbours, chosen.processes))
+                estimates.append(source.estimate(name, target, size, part, inside, chosen.processes))
                 _check_memory(estimates[-1], target)
                 if chosen.strict:
                     require_sure(estimates[-1])
@@ -231,17 +234,36 @@ def _resolve_share(share: Share | str, device: Device) -> Share:
 
 def _resolve_neighbours(neighbours: Sequence[str | Workload], device: Device, share: Share) -> tuple[Workload, ...]:
     parts = [_parse_neighbour(neighbour, device) for neighbour in neighbours]
+    if share.mig is not None or any(part is not None and part.mig is not None for _, _, part in parts):
+        sized = tuple(Workload(model, batch, part or Share(mig=share.mig)) for model, batch, part in parts)
+        _require_instances(device, [share, *(each.share for each in sized if _is_apart(each.share, share))])
+        return sized
     total_pct = share.sm_pct + sum(part.sm_pct for _, _, part in parts if part)
     open_parts = sum(part is None for _, _, part in parts)
     if device.kind == "gpu" and share.is_whole and parts and all(part == share for _, _, part in parts):
         return tuple(Workload(model, batch, share) for model, batch, _ in parts)  # nobody is held to a share
-    if share.mig is None and (total_pct > 100.0 + 1e-6 or (open_parts and total_pct >= 100.0)):
+    if total_pct > 100.0 + 1e-6 or (open_parts and total_pct >= 100.0):
         raise InputError(
             f"shares of {total_pct:g}% leave nothing of the device for all that runs beside them",
             "give smaller shares, --share and @batch:share",
         )
     rest_pct = (100.0 - total_pct) / max(open_parts, 1)
     return tuple(Workload(model, batch, part or Share(rest_pct)) for model, batch, part in parts)
+
+
+def _is_apart(neighbour: Share, share: Share) -> bool:
+    """Return whether a neighbour has a MIG instance of its own: a whole one, or one of another profile."""
+    return neighbour.mig != share.mig or (share.mig is not None and neighbour.sm_pct == 100.0)
+
+
+def _require_instances(device: Device, shares: Sequence[Share]) -> None:
+    """Raise `InputError` unless a board can be cut into the instances of the shares."""
+    if not all(share.mig for share in shares):
+        raise InputError(f"{device.name} is cut into MIG instances or has none", "give every neighbour an instance")
+    needed = Counter(device.mig_profile(str(share.mig)).name for share in shares)
+    if not any(needed <= Counter(dict(count_profiles(layout))) for layout in maximal_layouts(device)):
+        names = " + ".join(f"{count} × {name}" for name, count in needed.items())
+        raise InputError(f"{device.name} cannot be cut into {names}", "name fewer neighbours, or smaller instances")
 
 
 def _parse_neighbour(neighbour: str | Workload, device: Device) -> tuple[str, int, Share | None]:

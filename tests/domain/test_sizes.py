@@ -182,6 +182,7 @@ def test_only_all_of_a_device_without_mig_is_whole() -> None:
         ("net:4", ("net", 4, None)),
         ("folder/net.onnx@4:50%", ("folder/net.onnx", 4, Share(50.0))),
         ("net[seq=128]@2:25", ("net[seq=128]", 2, Share(25.0))),
+        ("net@4:3g.40gb:50", ("net", 4, Share(50.0, "3g.40gb"))),
     ],
 )
 def test_a_neighbour_is_a_model_with_or_without_its_batch_and_share(

@@ -45,6 +45,22 @@ def test_a_neighbour_without_a_share_gets_what_is_left(mlp: Path) -> None:
         gpuprof.estimate([mlp], device="a100-80", beside=[str(mlp)])
 
 
+def test_neighbours_in_whole_mig_instances_have_instances_of_their_own(mlp: Path) -> None:
+    def estimate(share: str, beside: list[str]) -> float:
+        (each,) = gpuprof.estimate([mlp], device="a100-80", batches=(64,), share=share, beside=beside).estimates
+        return each.latency_ms.value
+
+    alone = estimate("1g.10gb", [])
+    assert alone <= estimate("1g.10gb", [f"{mlp}@64:1g.10gb"] * 6) <= 1.07 * alone
+    assert alone <= estimate("1g.10gb", [str(mlp), f"{mlp}@64:2g.20gb"]) <= 1.07 * alone
+    half = estimate("3g.40gb:50", [f"{mlp}@64:3g.40gb", f"{mlp}@64:3g.40gb:50"])
+    assert half == estimate("3g.40gb:50", [f"{mlp}@64:3g.40gb:50"])
+    with pytest.raises(InputError, match="cannot be cut into 8 × 1g"):
+        estimate("1g.10gb", [f"{mlp}@64:1g.10gb"] * 7)
+    with pytest.raises(InputError, match="instances or has none"):
+        estimate("1g.10gb", [f"{mlp}@64:50"])
+
+
 def test_the_frame_has_a_row_for_each_batch_and_the_notebook_shows_it(mlp: Path) -> None:
     result = gpuprof.estimate([mlp], batches=(1, 4), device="a100-80")
     assert result.to_frame()["batch"].tolist() == [1, 4]
