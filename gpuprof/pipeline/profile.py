@@ -98,7 +98,11 @@ class ProfileSettings(Settings):
         repeated=True,
     )
     time_limit_s: Positive = option(10.0, "Longest time to measure one row.", "--time-limit", unit="s")
-    repeat: Count = option(1, "Runs of each row in separate processes; all rows are run once before any is run again.")
+    repeat: Count | None = option(
+        None,
+        "Runs of each row in separate processes; all rows are run once before any is run again. Default: 2 for batches "
+        "up to 4 on a GPU, else 1.",
+    )
     repeat_every_s: NotNegative = option(0.0, "Minimum time between the runs of --repeat.", "--repeat-every", unit="s")
     force: bool = option(False, "Measure rows again that the database already has.")
     keep_unstable: bool = option(False, "Keep unstable rows as they are instead of measuring them again.")
@@ -315,7 +319,7 @@ def run_campaign(
 ) -> list[CellResult]:
     """Measure ``cells``, and the device's peak rates under their shares, or under the shares ``ceilings``."""
     outcomes: list[CellResult] = []
-    total = len(cells) * campaign.repeats
+    total = sum(map(campaign.count_runs, cells))
     begin: Callable[[Cell], None] = lambda cell: progress(Progress(str(cell), len(outcomes), total))  # noqa: E731
     for outcome in campaign.run(cells, begin):
         outcomes.append(outcome)

@@ -188,7 +188,8 @@ def test_the_check_after_a_run_finds_what_did_not_happen_there() -> None:
         (_tables(models=[{}, {"runtime": "pytorch", "batch": 2}]), "of two runtimes in one database"),
         (_tables(models=[{"precision": "int64"}]), "with the precision of an input instead of the arithmetic's"),
         (_tables(models=[{"dispatch_ms": 2.5}]), "with a gap between launches that is longer than the batch"),
-        (_tables(models=[{}, {}]), "measured again within the run"),
+        (_tables(models=[{}, {}, {}]), "measured again within the run"),
+        (_tables(models=[{"batch": 16}] * 2), "measured again within the run"),
         (_tables(models=[{}, {**half, "client_sms": 132}]), "whose client got other SMs than its share"),
     ]
     for tables, rule in wrong:

@@ -268,7 +268,8 @@ def _point(
         min(cv, MOST_VARIATION),
         high_ms / latency - 1.0,
         *_after_pause(row, latency, min(cv, MOST_VARIATION)),
-        {name: float(value) for name in _FIGURES if (value := getattr(row, name)) is not None},
+        # A run that was only timed has none of the figures of kernels.
+        {name: float(v) for run in (*runs, row) for name in _FIGURES if (v := getattr(run, name)) is not None},
         row.stable is not False,
         computed,
         latency / low_ms - 1.0,

@@ -121,7 +121,7 @@ class GpuCollector:
             with NvmlSampler() as sampler, Crew(requests[0].jobs, bindings) as crew:
                 timed = [self._time(request, crew, sampler) for request in requests]
             recorder = None
-            if self.timeline == "cupti" and not requests[0].beside:
+            if self.timeline == "cupti" and requests[0].records and not requests[0].beside:
                 recorder = stack.enter_context(self._worker(requests[0].job, environments[0]))
             for request, measured in zip(requests, timed, strict=True):
                 if isinstance(measured, UnavailableError):
@@ -215,7 +215,9 @@ class GpuCollector:
     def _record(
         self, request: Request, environment: Mapping[str, str], recorder: Worker | None, gpu: GpuOptions | None
     ) -> Recording:
-        """Return the profilers' recording of a job."""
+        """Return the profilers' recording of a job; empty if it is only timed."""
+        if not request.records:
+            return join_recording(None, None, self._tool_versions, ())
         counts: Counters | None = None
         notes, missing = tuple[str, ...](), tuple[str, ...]()
         with tempfile.TemporaryDirectory(prefix="gpuprof-") as name:

@@ -32,6 +32,9 @@ from gpuprof.runtime.optimizer import arithmetic_precision
 #: Key in a run's settings.
 DATA_SHA256 = "input_data_sha256"
 MeasuredRow = ModelRow | ColocationRow
+#: Largest batch that has two runs on a GPU by default. The host decides the time of small batches, and differs between
+#: processes: a batch of one of ResNet-50 took 1.6 ms on an H200, and 2.3 in another process.
+SMALL_BATCH = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +113,9 @@ class Campaign:
     """Measures cells on a device with a collector into a database.
 
     ``force``: repeat earlier measurements; ``keep_unstable``: accept earlier unstable rows, to save time; ``repeats``:
-    runs of each cell, in processes of their own, one after all cells have had theirs; ``every_s``: least time between
-    the beginnings of two runs.
+    runs of each cell, in processes of their own, one after all cells have had theirs (None: two of a small batch on a
+    GPU, else one); ``every_s``: least time between the beginnings of two runs. On a GPU the last run is recorded by
+    profilers, the others only timed.
 
     Attributes
     ----------
@@ -127,7 +131,7 @@ class Campaign:
         force: bool = False,
         limits: TimingLimits = DEFAULT_LIMITS,
         keep_unstable: bool = False,
-        repeats: int = 1,
+        repeats: int | None = None,
         every_s: float = 0.0,
     ) -> None:
         self.database = database
@@ -157,33 +161,46 @@ class Campaign:
             groups.setdefault(key, []).append(cell)
         ordered = [cell for group in groups.values() for cell in group]
         earlier = {} if self.force else self._read_known(ordered)
-        self._check_models([cell for cell in ordered if len(earlier.get(CellKey.of_cell(cell), ())) < self.repeats])
+        self._check_models(
+            [cell for cell in ordered if len(earlier.get(CellKey.of_cell(cell), ())) < self.count_runs(cell)]
+        )
+        rounds = max(map(self.count_runs, ordered), default=0)
         alone = {key: runs[-1][0].latency_mean_ms for key, runs in earlier.items()}
-        for turn in range(self.repeats):
+        for turn in range(1 - rounds, 1):  # cells with fewer runs have theirs in the last rounds
             started = time.monotonic()
             for group in groups.values():
                 missing = []
                 for cell in group:
-                    runs = earlier.get(CellKey.of_cell(cell), [])[-self.repeats :]
-                    if len(runs) > turn:
+                    number = turn + self.count_runs(cell) - 1
+                    runs = earlier.get(CellKey.of_cell(cell), [])[-self.count_runs(cell) :]
+                    if 0 <= number < len(runs):
                         begin(cell)
-                        yield CellResult(cell, runs[turn][0], tuple(runs[turn][1:]), measured_now=False)
-                    else:
+                        yield CellResult(cell, runs[number][0], tuple(runs[number][1:]), measured_now=False)
+                    elif number >= 0:
                         missing.append(cell)
-                for result in self._measure(missing, alone, begin):
+                for result in self._measure(missing, alone, begin, records=turn == 0):
                     alone[CellKey.of_cell(result.cell)] = result.row.latency_mean_ms
                     yield result
-            if turn + 1 < self.repeats:
+            if turn < 0:
                 time.sleep(max(0.0, self.every_s - (time.monotonic() - started)))
 
+    def count_runs(self, cell: Cell) -> int:
+        """Return the number of runs of a cell."""
+        is_small = self.device.kind == "gpu" and not cell.beside and cell.job.graph.batch <= SMALL_BATCH
+        return self.repeats or 1 + is_small
+
     def _measure(
-        self, cells: Sequence[Cell], alone: Mapping[CellKey, float | None], begin: Callable[[Cell], None]
+        self,
+        cells: Sequence[Cell],
+        alone: Mapping[CellKey, float | None],
+        begin: Callable[[Cell], None],
+        records: bool,
     ) -> Iterator[CellResult]:
         """Measure cells with the same models and shares, and yield each result once it is on the disk."""
         waiting = []
         for cell in cells:
             started = datetime.now(UTC)
-            request = Request(new_run_id(started), started, self.device, cell.job, cell.beside, self.limits)
+            request = Request(new_run_id(started), started, self.device, cell.job, cell.beside, self.limits, records)
             waiting.append((cell, request))
         clock = time.monotonic()
         try:

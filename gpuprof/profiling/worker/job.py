@@ -185,6 +185,7 @@ class Request:
     job: Job
     beside: tuple[Job, ...] = ()
     limits: TimingLimits = DEFAULT_LIMITS
+    records: bool = True  #: False: only timed; another run of the same workload is recorded by a profiler.
 
     @property
     def jobs(self) -> tuple[Job, ...]:

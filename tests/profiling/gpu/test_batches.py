@@ -52,7 +52,7 @@ def _processes(calls: list[tuple[int, str]], task: str) -> list[int]:
 def _run_campaign(directory: Path, collector: GpuCollector, cells: list[Cell]) -> list[dict[str, Any]]:
     database = KernelDb.create(directory / "db")
     # on a busy machine a row may be unstable, and would be measured again
-    results = list(Campaign(database, V100, collector, limits=QUICK, keep_unstable=True).run(cells))
+    results = list(Campaign(database, V100, collector, limits=QUICK, keep_unstable=True, repeats=1).run(cells))
     assert [result.cell for result in results] == cells
     return sorted(database.read_table("models").to_pylist(), key=lambda row: str(row["batch"]))
 

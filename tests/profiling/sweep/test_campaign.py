@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuprof.domain.catalogue import device
 from gpuprof.domain.sizes import describe_sizes
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow, RunRow
@@ -190,6 +191,15 @@ def test_a_cell_gets_as_many_runs_as_wanted_each_after_all_others_and_minutes_ap
     assert database.read_table("models").num_rows == 6
     assert not any(result.measured_now for result in again.run(cells))
     assert next(iter(Campaign(database, CPU, collector).run(cells[:1]))).measured_now is False
+
+
+def test_small_batches_have_two_runs_on_a_gpu_and_the_last_is_recorded(
+    tmp_path: Path, collector: FakeCollector, model: Path
+) -> None:
+    cells = [Cell(a_job(model, batch)) for batch in (1, 4, 8)]
+    campaign = Campaign(KernelDb.create(tmp_path / "db"), device("v100"), collector, limits=QUICK)
+    assert [result.cell.job.graph.batch for result in campaign.run(cells)] == [1, 4, 1, 4, 8]
+    assert [request.records for request in collector.asked] == [False, False, True, True, True]
 
 
 def _run_of(cell: Cell) -> RunRow:
