@@ -298,7 +298,7 @@ class GpuCollector:
     def _count_kernels(
         self, request: Request, directory: Path, environment: Mapping[str, str], gpu: GpuOptions | None
     ) -> tuple[Counters | None, tuple[str, ...], tuple[str, ...]]:
-        """Return the counters, notes, and the reason for missing counters if a timeline already exists."""
+        """Return the counters, notes, and the reasons for missing counters; for all only if a timeline exists."""
         job, setup = request.job, WorkerSetup(provider=self.provider)
         task, gpu = directory / "count.task", None if gpu is None else gpu.without_graphs()
         # ncu selects kernels by their range, and replays every kernel for each set of counters: a single run.
@@ -307,7 +307,7 @@ class GpuCollector:
         try:
             with describe_recording_errors():
                 counts, notes = count_events(command, directory, time_limit_s=request.limits.tool_s, environment=bound)
-                return counts, notes, ()
+                return counts, notes, counts.notes
         except UnavailableError as error:
             if not self.timeline:
                 raise

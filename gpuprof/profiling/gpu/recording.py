@@ -181,7 +181,7 @@ def join_recording(
     lost: tuple[str, ...] = (),
 ) -> Recording:
     """Return the recording of a program from timelines and counters; either may be missing."""
-    notes = (*notes, *lost, *(counters.notes if counters else ()))
+    notes = (*notes, *lost)
     if timelines is None:
         kernels = pd.DataFrame({"name": [], "repeat": []}) if counters is None else counters.kernels.assign(repeat=0)
         return Recording(kernels, (), tools, notes, lost=lost)

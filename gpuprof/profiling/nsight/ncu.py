@@ -153,7 +153,7 @@ class Counters:
     #: NaN for a kernel without a value; in the order of launch.
     kernels: pd.DataFrame
     gpus: Mapping[int, GpuDescription] = field(default_factory=dict)  #: ``device_index`` → the report's description.
-    notes: tuple[str, ...] = ()  #: Columns that could not be read, and why.
+    notes: tuple[str, ...] = ()  #: Columns and values that could not be read, and why.
     distinct: bool = False  #: A single launch of each kernel and grid was counted, representing all its launches.
 
     def by_gpu(self) -> dict[int, Counters]:
@@ -405,12 +405,20 @@ def _make_counters(
     for metric, name in metrics.items():
         if name in columns:
             continue
+        texts = [cells.get(metric, "") for cells in launches]
+        numbers = [_number_or_none(text, mark) for text in texts]
+        words = [t for t, n in zip(texts, numbers, strict=True) if n is None and t.strip().lower() not in _NOTHING]
+        if words:
+            notes.append(f"{len(words)} of {len(texts)} values of {name} could not be read: {words[0]!r} is no number")
+        if len(words) == len(texts):
+            continue
         try:
             columns[name] = [
-                np.nan if (value := number_of(cells.get(metric, ""), mark)) is None
-                else in_column_unit(name, value, cells.get(f"{metric} unit", units.get(metric, "")))
-                for cells in launches
-            ]  # fmt: skip
+                np.nan
+                if number is None
+                else in_column_unit(name, number, cells.get(f"{metric} unit", units.get(metric, "")))
+                for number, cells in zip(numbers, launches, strict=True)
+            ]
         except InputError as error:  # a broken column must not discard the others
             notes.append(f"{name} could not be read: {error.message}")
     if not set(COUNTERS) & set(columns):
@@ -425,7 +433,7 @@ def _make_counters(
 
 
 def _number_or_none(text: str, mark: str) -> float | None:
-    """Return the number in an attribute; None for a word, as newer drivers have."""
+    """Return the number in a cell; None for a word, as newer drivers have among attributes."""
     try:
         return number_of(text, mark)
     except InputError:

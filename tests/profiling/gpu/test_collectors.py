@@ -140,6 +140,10 @@ def test_what_a_profiler_does_not_see_under_a_share_is_left_out_and_the_timing_s
 
 @pytest.mark.slow
 def test_counters_that_cannot_be_read_leave_the_timeline(tools: Path) -> None:
+    counted = (tools / "table.csv").read_text()
+    (tools / "table.csv").write_text(counted.replace("30", "much"))
+    collected = NsysNcuCollector().collect(_request(tools))
+    assert collected.kernels[0].achieved_occupancy_pct == 10.0 and "'much' is no number" in collected.lost[0]
     (tools / "table.csv").write_text('"ID","Kernel Name"\n"0"\n')
     collected = NsysNcuCollector().collect(_request(tools))
     assert collected.models[0].kernel_count == 3

@@ -124,10 +124,13 @@ def test_tables_of_other_machines_give_their_counters(name: str, device: str | N
 
 
 @pytest.mark.parametrize("write", [raw_csv, long_csv])
-def test_a_column_that_cannot_be_read_costs_none_of_the_others(write: Any) -> None:
+def test_a_value_that_cannot_be_read_costs_none_of_the_others(write: Any) -> None:
     counters = parse_ncu_csv(write([kernel("k", "60", more={READ: "plenty"})]), "r")
     assert counters.kernels["achieved_occupancy_pct"].tolist() == [60.0] and "dram_read_bytes" not in counters.kernels
-    assert counters.notes == ("dram_read_bytes could not be read: cannot read the number 'plenty'",)
+    assert counters.notes == ("1 of 1 values of dram_read_bytes could not be read: 'plenty' is no number",)
+    counters = parse_ncu_csv(write([kernel("k", "60"), kernel("k", "inf"), kernel("k", "n/a")]), "r")
+    assert counters.kernels["achieved_occupancy_pct"].fillna(-1).tolist() == [60.0, -1.0, -1.0]
+    assert counters.notes == ("1 of 3 values of achieved_occupancy_pct could not be read: 'inf' is no number",)
 
 
 def test_a_table_of_which_no_counter_can_be_read_is_refused() -> None:
