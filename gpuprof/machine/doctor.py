@@ -26,7 +26,7 @@ from gpuprof.machine.gpu import ask_nvml, decode_nvml
 from gpuprof.machine.mps import ANSWER_S, CONTROL, DEFAULT_PIPE
 from gpuprof.runtime.gpu_probe import read_probe
 from gpuprof.runtime.module_command import module_command
-from gpuprof.runtime.providers import LIBRARIES_FIX, MPS_PIPE, ORT_CUDA, has_wheel_code
+from gpuprof.runtime.providers import LIBRARIES_FIX, MPS_PIPE, ORT_CUDA, has_code
 
 
 class Status(StrEnum):
@@ -185,8 +185,8 @@ def _examine_gpu(nvml: Any, handle: Any, index: int, driver: str) -> Finding:
     if mode == 2:
         fix = f"nvidia-smi -i {index} -c DEFAULT"
         return Finding("gpu", f"GPU {index}", Status.LIMITED, detail, fix)
-    if catalogued is not None and catalogued.compute_capability and not has_wheel_code(catalogued.compute_capability):
-        detail += f", compute capability {catalogued.compute_capability}: ONNX Runtime's wheels have no code for it"
+    if catalogued is not None and catalogued.compute_capability and not has_code(catalogued.compute_capability):
+        detail += f", compute capability {catalogued.compute_capability}: ONNX Runtime has no code for it"
         return Finding("gpu", f"GPU {index}", Status.LIMITED, detail, "build onnxruntime-gpu for this GPU")
     if persistent == 0:
         fix = f"nvidia-smi -i {index} -pm 1, so that the driver stays loaded between runs"

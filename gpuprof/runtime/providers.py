@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import io
+import mmap
 import re
+import struct
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -42,29 +45,55 @@ CUDA_OPTIONS: Mapping[str, str] = MappingProxyType(
         "use_tf32": "1",
     }
 )
-#: Compute capabilities of the machine code in ONNX Runtime's wheels (1.30 and 1.31, read from the binaries). The wheels
-#: contain nothing a driver could translate for other GPUs.
-WHEEL_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "9.0", "12.0")
+#: Compute capabilities of the machine code in ONNX Runtime's wheels (1.30 and 1.31), without PTX that a driver could
+#: translate for other GPUs. The installed build is read instead, if there is one.
+WHEEL_CAPABILITIES = (75, 80, 86, 89, 90, 120)
+_CUDA_LIBRARY = "libonnxruntime_providers_cuda.so"
+#: The beginning of a fat binary (magic number, version, size of the header), and the kind of an entry with PTX instead of
+#: machine code: CUDA's `fatbinary`.
+_FAT_BINARY, _PTX = b"\x50\xed\x55\xba\x01\x00\x10\x00", 1
 LIBRARIES_FIX = "pip install 'onnxruntime-gpu[cuda,cudnn]', or put them on LD_LIBRARY_PATH"
 _NOT_LOADED = re.compile(r"Failed to load (?P<library>\S+?): (?P<reason>.*)")
 _OPENED_BY_LOADER = re.compile(r"^(?P<library>lib\S+): cannot open shared object file")
 
 
-def has_wheel_code(compute_capability: str) -> bool:
-    """Return whether ONNX Runtime's wheels have machine code for a GPU or an earlier GPU of its generation.
+def has_code(compute_capability: str) -> bool:
+    """Return whether ONNX Runtime for GPUs has code for a GPU: for an earlier GPU of its generation, or PTX.
 
-    >>> has_wheel_code("8.7"), has_wheel_code("7.0"), has_wheel_code("10.0")
-    (True, False, False)
+    Of a build that is not installed, the wheels are assumed.
     """
-    major, minor = map(int, compute_capability.split("."))
-    versions = [tuple(map(int, capability.split("."))) for capability in WHEEL_CAPABILITIES]
-    return any(version[0] == major and version[1] <= minor for version in versions)
+    wanted = int(compute_capability.replace(".", ""))
+    library = _capi_directory() / _CUDA_LIBRARY
+    code = read_code(library) if library.is_file() else {(0, version) for version in WHEEL_CAPABILITIES}
+    return any(version <= wanted and (kind == _PTX or version // 10 == wanted // 10) for kind, version in code)
+
+
+@cache
+def read_code(library: Path) -> frozenset[tuple[int, int]]:
+    """Return kind and compute capability, such as 75, of the code for GPUs in a library."""
+    code = set()
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        start = data.find(_FAT_BINARY)
+        while start >= 0:
+            entry = start + 16
+            end = min(entry + struct.unpack_from("<Q", data, entry - 8)[0], len(data) - 32)
+            while entry < end:
+                kind, header, size = struct.unpack_from("<H2xIQ", data, entry)
+                code.add((kind, *struct.unpack_from("<I", data, entry + 28)))
+                entry += max(16, header + size)
+            start = data.find(_FAT_BINARY, entry)
+    return frozenset(code)
+
+
+def _capi_directory() -> Path:
+    spec = importlib.util.find_spec("onnxruntime")
+    return Path(spec.origin if spec is not None and spec.origin else "").parent / "capi"
 
 
 def describe_missing_code(device: Device) -> str | None:
     """Return a remark on a GPU that the installed ONNX Runtime has no machine code for; None for other devices."""
     capability = device.compute_capability
-    if capability is None or has_wheel_code(capability):
+    if capability is None or has_code(capability):
         return None
     try:
         version = importlib.metadata.version("onnxruntime-gpu")
@@ -114,10 +143,8 @@ def missing_libraries() -> tuple[str, ...]:
     """Return the names of the libraries without which the provider for NVIDIA GPUs does not start."""
     import ctypes
 
-    import onnxruntime as ort
-
     missing = load_cuda_libraries()
-    library = Path(ort.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"
+    library = _capi_directory() / _CUDA_LIBRARY
     if missing or not library.exists():
         return missing
     try:

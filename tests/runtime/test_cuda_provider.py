@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import PackageNotFoundError
@@ -18,7 +19,7 @@ from gpuprof.domain.catalogue import device
 from gpuprof.errors import UnavailableError
 from gpuprof.profiling.gpu import collectors
 from gpuprof.profiling.gpu.collectors import gpu_unavailable_reason
-from gpuprof.runtime import gpu_probe
+from gpuprof.runtime import gpu_probe, providers
 from gpuprof.runtime.gpu_probe import GpuProbe, gpu_provider, probe_gpu, read_probe
 from gpuprof.runtime.gpu_session import open_on_gpu
 from gpuprof.runtime.providers import (
@@ -27,7 +28,9 @@ from gpuprof.runtime.providers import (
     ORT_CPU,
     ORT_CUDA,
     describe_missing_code,
+    has_code,
     load_cuda_libraries,
+    read_code,
 )
 from gpuprof.runtime.session import open_session, session_settings
 from tests.profiling.models import write_mlp
@@ -91,6 +94,22 @@ def test_boards_that_the_installed_wheel_has_no_code_for_are_named(monkeypatch: 
 
     monkeypatch.setattr("importlib.metadata.version", missing)
     assert describe_missing_code(device("v100")) is None  # nothing that would serve on a GPU is installed
+
+
+def test_code_of_an_installed_build_is_read_from_its_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def entry(kind: int, version: int) -> bytes:
+        header = struct.pack("<HHIQ12xI", kind, 0x101, 64, 16, version)
+        return header.ljust(64, b"\0") + struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 0)
+
+    fat_binaries = [b"".join(entries) for entries in ([entry(2, 60), entry(2, 70)], [entry(2, 86), entry(1, 90)])]
+    parts = [b"\x50\xed\x55\xba" + struct.pack("<HHQ", 1, 16, len(body)) + body for body in fat_binaries]
+    library = tmp_path / "libonnxruntime_providers_cuda.so"
+    library.write_bytes(b"ELF" * 9 + b"\0\0\0".join(parts) + b"end")
+    assert read_code(library) == {(2, 60), (2, 70), (2, 86), (1, 90)}
+    monkeypatch.setattr(providers, "_capi_directory", lambda: tmp_path)
+    assert [name for name in ("3.7", "6.1", "7.0", "7.5", "8.0", "8.9", "9.0", "10.0") if has_code(name)] == [
+        "6.1", "7.0", "7.5", "8.9", "9.0", "10.0",
+    ]  # fmt: skip
 
 
 def test_the_probe_runs_a_convolution_and_an_op_of_onnx_runtimes_own_and_tries_the_options(
