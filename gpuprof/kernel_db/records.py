@@ -29,7 +29,9 @@ LATEST_MODELS = """
 create view latest_models as
 select * from models
 qualify row_number() over (
-  partition by model, model_sha256, device, batch, sm_share_pct, mig_profile, processes order by run_id desc) = 1
+  partition by model, model_sha256, dims, device, batch, sm_share_pct, mig_profile, processes, runtime, execution,
+    precision
+  order by run_id desc) = 1
 """
 
 

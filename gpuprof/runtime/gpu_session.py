@@ -52,6 +52,8 @@ _CAPTURE_RUNS = 3
 _MOST_SHAPES = 256
 _CUDART = re.compile(r"/\S*libcudart[^/\s]*\.so\S*")
 _TO_DEVICE, _TO_HOST = 1, 2  # cudaMemcpyKind
+#: Key of the choice in a run's settings.
+GPU_CHOICE = "gpu_choice"
 _NUMPY_TYPES = frozenset(
     f"tensor({name})"
     for name in (
@@ -424,7 +426,7 @@ def open_on_gpu(
     errors: tuple[type[Exception], ...] = (*runtime_errors(), UnavailableError)
     trial = _Trial(GpuSession(path, GpuOptions(), batch, threads=threads, device=device), feeds, batch)
     remarks: list[str] = []
-    for options in list_candidates(list_op_types(path), batch, _read_choice()):
+    for options in list_candidates(list_op_types(path), batch, read_choice()):
         session = None  # the memory of the refused session
         try:
             memory = memory or PinnedMemory()
@@ -448,7 +450,8 @@ def open_plainly(path: Path, batch: int | None, *, threads: int, device: str = "
     return GpuSession(path, options, batch, threads=threads, device=device)
 
 
-def _read_choice() -> GpuChoice:
+def read_choice() -> GpuChoice:
+    """Return the value of the environment variable; raises `InputError` for another value."""
     text = os.environ.get(GPU_OPTIONS) or GpuChoice.AUTO
     try:
         return GpuChoice(text)

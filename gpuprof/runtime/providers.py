@@ -49,8 +49,8 @@ CUDA_OPTIONS: Mapping[str, str] = MappingProxyType(
 #: translate for other GPUs. The installed build is read instead, if there is one.
 WHEEL_CAPABILITIES = (75, 80, 86, 89, 90, 120)
 _CUDA_LIBRARY = "libonnxruntime_providers_cuda.so"
-#: The beginning of a fat binary (magic number, version, size of the header), and the kind of an entry with PTX instead of
-#: machine code: CUDA's `fatbinary`.
+#: The beginning of a fat binary (magic number, version, size of the header), and the kind of an entry with PTX instead
+#: of machine code: CUDA's `fatbinary`.
 _FAT_BINARY, _PTX = b"\x50\xed\x55\xba\x01\x00\x10\x00", 1
 LIBRARIES_FIX = "pip install 'onnxruntime-gpu[cuda,cudnn]', or put them on LD_LIBRARY_PATH"
 _NOT_LOADED = re.compile(r"Failed to load (?P<library>\S+?): (?P<reason>.*)")

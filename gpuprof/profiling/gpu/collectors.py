@@ -53,7 +53,7 @@ from gpuprof.profiling.worker.measurement import Crew, ShareBinding, Timing
 from gpuprof.profiling.worker.process import Worker, package_path, task_command
 from gpuprof.profiling.worker.tasks import WorkerSetup
 from gpuprof.runtime.gpu_probe import gpu_provider, probe_gpu
-from gpuprof.runtime.gpu_session import GpuOptions
+from gpuprof.runtime.gpu_session import GPU_CHOICE, GpuOptions, read_choice
 from gpuprof.runtime.providers import ORT_CUDA
 from gpuprof.runtime.session import has_cuda_build, runtime_version, session_settings
 
@@ -188,6 +188,7 @@ class GpuCollector:
         settings |= {"limits": asdict(request.limits), "nvidia_driver": driver_version(), "clock_control": "none"}
         gpu = timing.loaded.gpu
         return settings | {
+            GPU_CHOICE: read_choice(),
             "gpu_options": None if gpu is None else asdict(gpu),
             "power": sampled.power_source,
             "temperature_c": sampled.temperature_c,

@@ -27,6 +27,7 @@ from gpuprof.profiling.worker.job import DEFAULT_LIMITS, Job, Request, TimingLim
 from gpuprof.profiling.worker.process import Worker
 from gpuprof.profiling.worker.tasks import WorkerSetup, check_model
 from gpuprof.runtime.batch_items import BatchVerdicts
+from gpuprof.runtime.gpu_session import GPU_CHOICE, read_choice
 from gpuprof.runtime.optimizer import arithmetic_precision
 
 #: Key in a run's settings.
@@ -316,7 +317,8 @@ class Campaign:
             "runtime": runtime,
             "runtime_version": runtime_version,
         }
-        runs = read_records(self.database, RunRow, where)
+        choice = read_choice()
+        runs = [run for run in read_records(self.database, RunRow, where) if _choice_of(run) in (None, choice)]
         by_run: dict[str, list[MeasuredRow]] = {}
         here = {"device": self.device.name}
         rows: list[MeasuredRow] = [*read_records(self.database, ModelRow, here)]
@@ -344,6 +346,12 @@ class Campaign:
                 mixed = worker.call(check_model, path, path in batched)
                 if path in batched:
                     self.verdicts.keep(job.graph.sha256, mixed)
+
+
+def _choice_of(run: RunRow) -> str | None:
+    """Return the choice of GPU options of a run, None if not recorded."""
+    choice: str | None = json.loads(run.settings or "{}").get(GPU_CHOICE)
+    return choice
 
 
 def _describe_data(job: Job) -> dict[str, object]:

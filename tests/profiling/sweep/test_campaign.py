@@ -116,6 +116,15 @@ def test_another_version_share_or_file_is_measured(tmp_path: Path, collector: Fa
     assert len(collector.asked) == 4
 
 
+def test_rows_with_other_options_of_sessions_are_measured(
+    tmp_path: Path, collector: FakeCollector, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for choice, is_new in (("plain", True), ("auto", True), ("auto", False)):
+        monkeypatch.setenv("GPUPROF_GPU_OPTIONS", choice)
+        collector.settings = {"gpu_choice": choice}
+        assert [outcome.measured_now for outcome in _run(tmp_path, collector, [Cell(a_job(model))])] == [is_new]
+
+
 def test_an_unstable_run_is_kept_and_measured_again(tmp_path: Path, collector: FakeCollector, model: Path) -> None:
     collector.stable = False
     assert _run(tmp_path, collector, [Cell(a_job(model, 1))])[0].row.stable is False
