@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_type_hints
@@ -63,9 +63,10 @@ def test_tables_are_joined_by_name(runs: KernelDb) -> None:
 def test_latest_models_has_the_newest_of_rows_measured_alike(runs: KernelDb) -> None:
     assert run_query(runs, "select run_id from latest_models").rows == (("r2",),)
     row = read_records(runs, ModelRow)[0]
-    for column, value in {"dims": "seq=8", "execution": "fused+graphs", "precision": "float16"}.items():
-        run = RunRow(f"r0-{column}", datetime(2026, 1, 1, tzinfo=UTC), row.device, "nvml", row.model)
-        runs.append(Run(run, models=[replace(row, run_id=run.run_id, **{column: value})]))
+    others = [replace(row, dims="seq=8"), replace(row, execution="graphs"), replace(row, precision="float16")]
+    for number, other in enumerate(others):
+        run = RunRow(f"r0-{number}", datetime(2026, 1, 1, tzinfo=UTC), row.device, "nvml", row.model)
+        runs.append(Run(run, models=[replace(other, run_id=run.run_id)]))
     assert len(run_query(runs, "select run_id from latest_models").rows) == 4
     assert run_query(runs, "select * from colocations").rows == ()
 
