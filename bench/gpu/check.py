@@ -74,7 +74,7 @@ def _occupancy(tables: Tables) -> Iterator[str]:
 
 
 def _repeats(tables: Tables) -> Iterator[str]:
-    key = ("model", "device", "batch", "sm_share_pct", "mig_profile", "processes")
+    key = ("model", "device", "batch", "sm_share_pct", "mig_profile", "processes", "execution")
     collectors = {run["run_id"]: run["collector"] for run in tables["runs"]}
     measured = Counter(
         (collectors.get(row["run_id"]), *(row[name] for name in key))

@@ -7,7 +7,7 @@
 #   RESUME=DIR bench/gpu/run.sh [OUT]    in pieces on several machines: OUT is first made of what the last one packed
 #   RETRY=1 bench/gpu/run.sh [OUT]       run again what failed, too
 #   WHEELS=DIR bench/gpu/run.sh [OUT]    with packages from wheels (bench/gpu/wheels.txt), installed into OUT only
-#   REHEARSE=1 bench/gpu/run.sh [OUT]    all steps on a machine without a GPU: ONNX Runtime on the CPU, played tools
+#   REHEARSE=1 bench/gpu/run.sh [OUT]    each kind of step on a machine without a GPU: ONNX Runtime on the CPU, played tools
 #
 # Steps go from the most to the least useful, each has its time, and none needs another to have gone well, so that a
 # run that is cut short leaves what was done. What a step printed stands in OUT/NN-step.log, its exit code and seconds
@@ -15,9 +15,10 @@
 # of it. With COMMIT=1 each step's output is committed. Saving takes up to 100 s after LIMIT_S, as a rule ten.
 #
 # The time: all models are built first, side by side. A model under a share is one process that goes through all its
-# batch sizes, times first and recordings then: on an H200 8 to 9 s a row, 18 under a share. Nothing is measured twice
-# within a run. 3 models at 5 batches 2 min, counters 3, shares 5, co-locations 4, place and serve 2; then 5 more models
-# at 2 batches 2 min, iGniter's configurations 4 a model; calibrate runs afterwards, from what was measured.
+# batch sizes, times first and recordings then: on an H200 8 to 9 s a row, 18 under a share. Only small batches are
+# measured twice, in two processes. In order of worth: 3 models at 5 batches, and one without the runtime's options,
+# 3 min; place, serve and load 2; shares and co-locations 5; counters 1; 5 unseen models 2; half precision 1; iGniter's
+# configurations 4 a model; more batches, counters and collectors; calibrate runs afterwards, from what was measured.
 # ONNX Runtime runs the models: ORT_SITE names a folder with the package, where it is not installed.
 # COPY_TO=DIR copies what is packed there in the end.
 # Nothing of the device is set: its settings before and after are compared in the end. Without a GPU, and not
@@ -154,15 +155,16 @@ found=$("$python" -c "$probe") || { echo "gpuprof does not start: bench/gpu/whee
 read -r kind device timing counting also provider <<<"$found"
 echo "on $device by $provider, timed by $timing, counted by $counting, also there: $also"
 if [ "$kind" = cpu ]; then
-  shared="squeezenet" others="shufflenet" batches=1,2 more_batches=1,2 most_batches=1,2 batch=1 shares=50,100 row_s=0.5 load_s=5
+  shared="squeezenet" others="shufflenet" batches=1,2 more_batches=1,2 most_batches=1,2 batch=1 plain_batches= shares=50,100 row_s=0.5
+  load_s=5 rest=
   matrices="--device cpu --size 1024 --mib 256"
 elif [ -n "${REHEARSE:-}" ]; then
-  shared="mlp transformer_encoder lstm_classifier" others="random_cnn" batches=1,16 more_batches=1 most_batches=1,2 batch=16
-  shares=20,50 row_s=0.3 load_s=5 matrices="--device cpu --as-gpu --size 512 --mib 64"
+  shared="mlp lstm_classifier random_cnn" others="transformer_encoder" batches=1,16 more_batches=1 most_batches=1,2 batch=16
+  plain_batches=16 shares=20,50 row_s=0.3 load_s=5 rest= matrices="--device cpu --as-gpu --size 512 --mib 64"
 else
   shared="resnet50 bert_base mobilenet_v2" others="vgg19 gpt2 densenet121 t5_small efficientnet_b7"
-  batches=1,4,16,32,64 more_batches=1,16 most_batches=1,4,16,64 batch=16 shares=10,20,30,50,70 row_s=2 load_s=20
-  matrices="--device cuda"
+  batches=1,4,16,32,64 more_batches=1,16 most_batches=4,64 batch=16 plain_batches=1,16,64 shares=10,20,30,50,70
+  row_s=2 load_s=20 rest=yes matrices="--device cuda"
 fi
 shared=${SHARED:-$shared} others=${OTHERS:-$others}
 
@@ -171,18 +173,57 @@ build_all "$shared $others"
 gpuprof 01-doctor 60 doctor
 step 01-ceilings 90 "$python" -m bench.gpu.ceilings $matrices --db "$GPUPROF_DB"
 
-# 2. Three models at batch 1 to 64, of which everything else is made; counters of one.
-for model in $shared; do
-  for file in $(files "$model"); do
-    profile "02-profile-$model" 120 "$file" --batch "$(batches_of "$model" "$batches")" --share 100 --collector "$timing"
-  done
-done
+# 2. Three models at batch 1 to 64, of which everything else is made; one without the runtime's options as well.
 first=$(files "$shared" | head -1)
-if [ "$counting" != none ] && [ -n "$first" ]; then
-  profile 02-counted 120 "$first" --batch 1,$batch --share 100 --collector "$counting"
+profile_each() { # profile_each NAME SECONDS MODELS BATCHES OPTION...: a step for each model
+  local name=$1 seconds=$2 models=$3 sizes=$4 file
+  shift 4
+  for file in $(files "$models"); do
+    profile "$name-$(basename "$file" .onnx)" "$seconds" "$file" --batch "$(batches_of "$(basename "$file" .onnx)" "$sizes")" "$@"
+  done
+}
+timed=(--share 100 --collector "$timing")
+profile_each 02-profile 120 "${shared%% *}" "$batches" "${timed[@]}"
+if [ "$kind" = gpu ] && [ -n "$first" ]; then
+  GPUPROF_GPU_OPTIONS=plain profile 02-plain 90 "$first" --batch $plain_batches "${timed[@]}"
+fi
+profile_each 02-profile 120 "$shared" "$batches" "${timed[@]}"
+
+# 3. Place the models, serve the map, load it: predicted against measured.
+demand='
+import sys
+from pathlib import Path
+from gpuprof.kernel_db.store import KernelDb
+rows = KernelDb(Path("gpuprof-db")).read_table("models").to_pylist()
+print("model,rate_rps,slo_ms")
+for name in sys.argv[1:]:
+    alone = [r for r in rows if r["model"] == name and r["latency_p50_ms"] and not r["error"]]
+    if alone:
+        took_ms = min(alone, key=lambda r: (r["batch"], -r["sm_share_pct"]))["latency_p50_ms"]
+        print(f"{name},{0.3 * 1000 / took_ms:.2f},{max(20.0, 12 * took_ms):.1f}")
+'
+(cd "$out" && "$python" -c "$demand" $shared) >"$out/slo.csv" 2>"$out/03-slo.log"
+if [ "$(wc -l <"$out/slo.csv")" -gt 1 ]; then # where HiGHS is missing, a policy that needs no solver
+  here=(--best-effort --gpus "$device:1" --slo-file slo.csv -o map.json)
+  gpuprof 03-place 60 place "${here[@]}" --time-limit 30
+  [ -e "$out/map.json" ] || gpuprof 03-place-ffd 60 place "${here[@]}" --policy ffd
+fi
+if [ -e "$out/map.json" ] && [ ! -e "$out/done/03-load" ]; then
+  (cd "$out" && exec timeout --signal=INT --kill-after=20 200 "$python" -m gpuprof serve map.json --port 8123) \
+    >"$out/03-serve.log" 2>&1 &
+  server=$!
+  for _ in $(seq 90); do
+    "$python" -c 'import urllib.request; urllib.request.urlopen("http://127.0.0.1:8123/v2/health/ready", timeout=1)' 2>/dev/null && break
+    kill -0 $server 2>/dev/null || break
+    sleep 1
+  done
+  gpuprof 03-load 90 load http://127.0.0.1:8123 --map map.json --duration $load_s --csv -o load.json
+  kill -INT $server 2>/dev/null
+  wait $server 2>/dev/null
+  tail -n 1 "$out/03-serve.log"
 fi
 
-# 3. Shares, and what runs beside what, under one daemon of MPS for all: its logs stay in OUT/mps. Where no client of it
+# 4. Shares, and what runs beside what, under one daemon of MPS for all: its logs stay in OUT/mps. Where no client of it
 # starts, no share is measured and nothing is co-located.
 mps_on() {
   mkdir -p "$TMPDIR/mps/pipe" "$out/mps"
@@ -207,17 +248,13 @@ sys.exit(code)
 with_mps=yes
 if [ "$kind" != cpu ]; then
   mps_on
-  step 03-mps 90 "$python" -c "$client" ${REHEARSE:+rehearsed} || with_mps=
+  step 04-mps 90 "$python" -c "$client" ${REHEARSE:+rehearsed} || with_mps=
   for log in "$out"/mps/*.log; do # what MPS says is the run's to show
     [ ! -s "$log" ] || { echo "-- $(basename "$log")"; tail -n 5 "$log"; }
   done
   [ -n "$with_mps" ] || mps_off
 fi
-for model in ${with_mps:+$shared}; do
-  for file in $(files "$model"); do
-    profile "03-shares-$model" 150 "$file" --batch $batch --share "$shares" --collector "$timing"
-  done
-done
+[ -z "$with_mps" ] || profile_each 04-shares 150 "${shared%% *}" $batch --share "$shares" --collector "$timing"
 beside() { # beside STEP SHARE FILE FILE...: the first beside the others, each in the share
   local name=$1 share=$2 one=$3 each neighbours=()
   shift 3
@@ -226,98 +263,65 @@ beside() { # beside STEP SHARE FILE FILE...: the first beside the others, each i
 }
 set -- ${with_mps:+$(files "$shared")}
 if [ $# -ge 3 ]; then
-  beside 03-pair-1-2 50 "$1" "$2"
-  beside 03-triple 30 "$1" "$2" "$3"
-  beside 03-pair-1-3 50 "$1" "$3"
-  beside 03-pair-2-3 50 "$2" "$3"
+  beside 04-pair-1-2 50 "$1" "$2"
+  beside 04-triple 30 "$1" "$2" "$3"
+  if [ -n "$rest" ]; then
+    beside 04-pair-1-3 50 "$1" "$3"
+    beside 04-pair-2-3 50 "$2" "$3"
+  fi
 elif [ $# -ge 1 ]; then
-  beside 03-pair-1-1 50 "$1" "$1"
+  beside 04-pair-1-1 50 "$1" "$1"
 fi
 
 mps_off
 
-# 4. Place the models, serve the map, load it: predicted against measured.
-demand='
-import sys
-from pathlib import Path
-from gpuprof.kernel_db.store import KernelDb
-rows = KernelDb(Path("gpuprof-db")).read_table("models").to_pylist()
-print("model,rate_rps,slo_ms")
-for name in sys.argv[1:]:
-    alone = [r for r in rows if r["model"] == name and r["latency_p50_ms"] and not r["error"]]
-    if alone:
-        took_ms = min(alone, key=lambda r: (r["batch"], -r["sm_share_pct"]))["latency_p50_ms"]
-        print(f"{name},{0.3 * 1000 / took_ms:.2f},{max(20.0, 12 * took_ms):.1f}")
-'
-(cd "$out" && "$python" -c "$demand" $shared) >"$out/slo.csv" 2>"$out/04-slo.log"
-if [ "$(wc -l <"$out/slo.csv")" -gt 1 ]; then # where HiGHS is missing, a policy that needs no solver
-  here=(--best-effort --gpus "$device:1" --slo-file slo.csv -o map.json)
-  gpuprof 04-place 60 place "${here[@]}" --time-limit 30
-  [ -e "$out/map.json" ] || gpuprof 04-place-ffd 60 place "${here[@]}" --policy ffd
+# 5. Counters of one model; more architectures; half precision.
+if [ "$counting" != none ] && [ -n "$first" ]; then
+  profile 05-counted 120 "$first" --batch 1,$batch --share 100 --collector "$counting"
 fi
-if [ -e "$out/map.json" ] && [ ! -e "$out/done/04-load" ]; then
-  (cd "$out" && exec timeout --signal=INT --kill-after=20 200 "$python" -m gpuprof serve map.json --port 8123) \
-    >"$out/04-serve.log" 2>&1 &
-  server=$!
-  for _ in $(seq 90); do
-    "$python" -c 'import urllib.request; urllib.request.urlopen("http://127.0.0.1:8123/v2/health/ready", timeout=1)' 2>/dev/null && break
-    kill -0 $server 2>/dev/null || break
-    sleep 1
-  done
-  gpuprof 04-load 90 load http://127.0.0.1:8123 --map map.json --duration $load_s --csv -o load.json
-  kill -INT $server 2>/dev/null
-  wait $server 2>/dev/null
-  tail -n 1 "$out/04-serve.log"
+profile_each 05-profile 100 "$others" "$more_batches" "${timed[@]}"
+if [ "$kind" = gpu ] && [ -n "$first" ]; then
+  profile 05-float16 90 "$first" --precision float16 --batch $plain_batches "${timed[@]}"
 fi
 
-# 5. iGniter: what its coefficients need is measured while the daemon is there; the fit comes last, from the database.
+# 6. iGniter: what its coefficients need is measured while the daemon is there; the fit comes last, from the database.
 if [ "$kind" = gpu ] && [ -n "$with_mps" ]; then
   mps_on
   for file in $(files "$shared"); do
-    profile "05-igniter-$(basename "$file" .onnx)" 240 "$file" --igniter --collector "$timing"
-    [ -z "${REHEARSE:-}" ] || break
+    profile "06-igniter-$(basename "$file" .onnx)" 240 "$file" --igniter --collector "$timing"
+    [ -n "$rest" ] || break
   done
 fi
 mps_off
 
-# 2 again: more architectures.
-for model in $others; do
-  for file in $(files "$model"); do
-    profile "02-profile-$model" 100 "$file" --batch "$(batches_of "$model" "$more_batches")" --share 100 --collector "$timing"
-  done
-done
-
-# 2 once more: the batches between, more counters, the other collectors.
-for file in $(files "$others"); do
-  model=$(basename "$file" .onnx)
-  profile "02-batches-$model" 100 "$file" --batch "$(batches_of "$model" "$most_batches")" --share 100 --collector "$timing"
-done
+# 7. Other shares, batches between, more counters, other collectors.
+profile_each 07-batches 100 "${rest:+$others}" "$most_batches" "${timed[@]}"
 if [ "$kind" = gpu ] && [ -n "$first" ]; then
   for collector in ${also//,/ }; do
-    [ $collector = none ] || profile "02-with-$collector" 60 "$first" --batch $batch --share 100 --collector $collector
+    [ $collector = none ] || profile "07-with-$collector" 60 "$first" --batch $batch --share 100 --collector $collector
   done
-  for file in $(files "$shared $others"); do
-    [ "$counting" = none ] || [ "$file" = "$first" ] ||
-      profile "02-counted-$(basename "$file" .onnx)" 100 "$file" --batch $batch --share 100 --collector "$counting"
-  done
+  [ "$counting" = none ] ||
+    profile_each 07-counted 100 "${rest:+$shared $others}" $batch --share 100 --collector "$counting"
 fi
 
 # What is kept, whatever the time: the database in one piece, and all of it in files that can be carried away.
 limit=$((limit + tail_s + 60))
-rm -f "$out"/{done,failed}/06-*
-gpuprof 06-compact 60 db compact
+rm -f "$out"/{done,failed}/08-*
+gpuprof 08-compact 60 db compact
 size_mib=$(du -sm "$GPUPROF_DB" 2>/dev/null | cut -f1)
 [ "${size_mib:-0}" -le 30 ] || echo "the database has $size_mib MiB, more than the 30 that are kept"
 settings >"$out/settings-after.csv" 2>&1
 # iGniter's fit, kept in the database's .calibrated, and how far its prediction and the other interference models' are off the co-locations measured here,
 # each victim left out in turn: from the database, which needs no GPU and can be done again elsewhere.
-[ "$kind" != gpu ] || gpuprof 06-calibrate 60 calibrate --device "$device"
-step 06-check 30 "$python" -m bench.gpu.check "$GPUPROF_DB"
+[ "$kind" != gpu ] || gpuprof 08-calibrate 60 calibrate --device "$device"
+# What the runtime's options and half precision gain; options whose answers differed from a plain session's were refused.
+gpuprof 08-options 30 db sql "select model, precision, execution, batch, sm_share_pct, latency_p50_ms, power_w, h2d_bytes, d2h_bytes from latest_models where error is null order by model, batch, sm_share_pct, execution"
+step 08-check 30 "$python" -m bench.gpu.check "$GPUPROF_DB"
 # How far off estimates are on what was measured, each architecture left out. Where there is no time, it can be made of
-# what is kept: gpuprof evaluate --db gpuprof-db --json >06-evaluate.log, and the page again.
-gpuprof 06-evaluate 30 evaluate --regressors lasso,kernel_ridge,gradient_boosting --json
+# what is kept: gpuprof evaluate --db gpuprof-db --json >08-evaluate.log, and the page again.
+gpuprof 08-evaluate 30 evaluate --regressors lasso,kernel_ridge,gradient_boosting --json
 mkdir -p "$out/page"
-gpuprof 06-page 60 report $(cd "$out" && ls -d gpuprof-db map.json load.json 2>/dev/null) -o page/report.html
+gpuprof 08-page 60 report $(cd "$out" && ls -d gpuprof-db map.json load.json 2>/dev/null) -o page/report.html
 rm -rf "$out/packed" && mkdir "$out/packed"
 tar -C "$out" --exclude=./models --exclude=./site --exclude=./packed -cf - . | gzip -9 |
   split -b 15M - "$out/packed/gpu-run.tar.gz."

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "bench" / "gpu" / "run.sh"
 #: Steps that are done anew each time.
-LAST = {"06-compact", "06-calibrate", "06-check", "06-evaluate", "06-page"}
+LAST = {"08-compact", "08-calibrate", "08-check", "08-evaluate", "08-page", "08-options"}
 
 
 def _event(name: str, start: float, duration: float, kind: str = "cpu_op") -> dict[str, object]:
@@ -94,24 +94,33 @@ def test_a_step_that_fails_stops_none_of_those_after_it(ran: list[str]) -> None:
     assert all(code == "0" for step, code in codes.items() if step != "01-doctor")
     for step in (
         "01-ceilings",
-        "02-counted",
-        "03-shares-bert_base",
-        "03-triple",
-        "05-igniter-bert_base",
-        "06-calibrate",
+        "02-plain",
+        "05-counted",
+        "05-float16",
+        "04-shares-resnet50",
+        "04-triple",
+        "06-igniter-bert_base",
+        "08-calibrate",
     ):
         assert step in codes
 
 
 def test_at_least_eight_architectures_are_profiled(ran: list[str]) -> None:
     steps = [line.split(",")[0] for line in ran]
-    assert len([step for step in steps if step.startswith("02-profile-")]) >= 8
+    assert len([step for step in steps if step.startswith(("02-profile-", "05-profile-"))]) >= 8
     assert max(map(steps.index, [step for step in steps if step.startswith("02-build-")])) < steps.index(
         "02-profile-bert_base"
     )
-    assert steps.index("03-triple") < steps.index("05-igniter-resnet50") < steps.index("02-profile-vgg19")
-    assert steps.index("02-batches-vgg19") < steps.index("02-with-ncu")
-    assert steps.index("02-with-ncu") < steps.index("06-calibrate") < steps.index("06-check")
+    order = ["02-plain", "02-profile-bert_base", "04-triple", "05-counted", "05-profile-vgg19", "05-float16"]
+    order += [
+        "06-igniter-resnet50",
+        "07-batches-vgg19",
+        "07-with-ncu",
+        "07-counted-bert_base",
+        "08-calibrate",
+        "08-check",
+    ]
+    assert [step for step in steps if step in order] == order
 
 
 def _read_log(out: Path, step: str) -> str:
@@ -120,13 +129,13 @@ def _read_log(out: Path, step: str) -> str:
 
 def test_efficientnet_b7_has_no_batch_above_16_and_nothing_is_measured_again(tmp_path: Path, ran: list[str]) -> None:
     out = tmp_path / "out"
-    for step in ("02-profile-efficientnet_b7", "02-batches-efficientnet_b7"):
-        assert "64" not in _read_log(out, step) and "16" in _read_log(out, step)
+    for step in ("05-profile-efficientnet_b7", "07-batches-efficientnet_b7"):
+        assert "64" not in _read_log(out, step)
     assert "--batch 1,4,16,32,64" in _read_log(out, "02-profile-resnet50")
     assert all(
-        "--keep-unstable" in _read_log(out, step) for step in ("02-profile-resnet50", "03-triple", "02-batches-vgg19")
+        "--keep-unstable" in _read_log(out, step) for step in ("02-profile-resnet50", "04-triple", "07-batches-vgg19")
     )
-    assert "--share 10,20,30,50,70 " in _read_log(out, "03-shares-resnet50")  # the whole was measured without MPS
+    assert "--share 10,20,30,50,70 " in _read_log(out, "04-shares-resnet50")  # the whole was measured without MPS
 
 
 def test_what_is_packed_is_copied_where_it_is_asked_for(tmp_path: Path) -> None:
@@ -138,8 +147,8 @@ def test_where_no_client_of_mps_starts_no_row_tries_again(tmp_path: Path) -> Non
     out = tmp_path / "out"
     _run(out, tmp_path, MPS_CODE="1")
     steps = [line.split(",")[0] for line in (out / "steps.csv").read_text().splitlines()[1:]]
-    assert "03-mps" in steps and "02-profile-vgg19" in steps
-    assert not [step for step in steps if step.startswith(("03-shares", "03-pair", "03-triple", "04-"))]
+    assert "04-mps" in steps and "05-profile-vgg19" in steps
+    assert not [step for step in steps if step.startswith(("04-shares", "04-pair", "04-triple", "06-"))]
 
 
 def test_what_went_well_or_failed_by_itself_is_not_run_again(tmp_path: Path, ran: list[str]) -> None:
@@ -164,7 +173,7 @@ def test_without_time_every_step_is_skipped_and_said_to_be(tmp_path: Path) -> No
     out = tmp_path / "out"
     _run(out, tmp_path, LIMIT_S="60")
     lines = (out / "steps.csv").read_text().splitlines()[1:]
-    assert {line for line in lines if not line.startswith("06-")} >= {"01-doctor,skipped,0", "01-ceilings,skipped,0"}
+    assert {line for line in lines if not line.startswith("08-")} >= {"01-doctor,skipped,0", "01-ceilings,skipped,0"}
     assert sorted(path.name for path in (out / "packed").iterdir()) == ["gpu-run.tar.gz.aa"]
 
 
@@ -173,7 +182,7 @@ def _tables(**rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     model = {
         "run_id": "r", "model": "net", "device": "h200", "batch": 1, "sm_share_pct": 100.0, "mig_profile": None,
         "processes": 1, "runtime": "onnxruntime", "precision": "tf32", "dispatch_ms": 0.5, "latency_mean_ms": 2.0,
-        "client_sms": 132, "error": None,
+        "client_sms": 132, "error": None, "execution": "fused",
     }  # fmt: skip
     plain: dict[str, list[dict[str, Any]]] = {"runs": [run], "models": [model], "kernels": [], "colocations": []}
     return {name: [{**plain[name][0], **row} for row in rows[name]] if name in rows else plain[name] for name in plain}
