@@ -71,7 +71,8 @@ clean_up() {
   rm -rf "$TMPDIR"
 }
 trap clean_up EXIT
-trap 'exit 130' INT TERM
+child=
+trap '[ -z "$child" ] || { kill -INT $child; wait $child; }; exit 130' INT TERM
 
 # step NAME SECONDS COMMAND...: runs it in OUT with a limit, its children with it, and keeps what it printed. It is
 # interrupted first, so that it stops daemons of its own. One that went well, or failed by itself, is not run again.
@@ -85,8 +86,11 @@ step() {
   [ $left -gt 5 ] || { echo "== $name: no time left"; echo "$name,skipped,0" >>"$out/steps.csv"; return 1; }
   [ "$seconds" -lt $left ] || seconds=$left
   echo "== $name ($seconds s at most)"
-  (cd "$out" && timeout --signal=INT --kill-after=20 "$seconds" "$@") >"$out/$name.log" 2>&1
-  code=$?
+  # In the background, since bash runs no trap while it waits for a command in the foreground.
+  (trap - INT && cd "$out" && exec timeout --signal=INT --kill-after=20 "$seconds" "$@") >"$out/$name.log" 2>&1 &
+  child=$!
+  wait $child
+  code=$? child=
   echo "$name,$code,$(($(date +%s) - start))" >>"$out/steps.csv"
   case $code in
   0 | 2) touch "$out/done/$name" ;; # 2: measured, on a machine too noisy to trust it; the rows are marked
