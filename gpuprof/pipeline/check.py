@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,8 @@ from gpuprof.pipeline.settings import option
 from gpuprof.placement import feasibility
 from gpuprof.placement.feasibility import Violation
 from gpuprof.plugins import identify
-from gpuprof.runtime.batch_items import describe_mixing, find_mixed_output
+from gpuprof.runtime.batch_items import PATIENCE_S, describe_mixing, find_mixed_output
+from gpuprof.runtime.child_process import CrashError, call_apart
 from gpuprof.runtime.optimizer import find_refusal
 from gpuprof.serving.plan.serving_plan import chosen_node
 
@@ -181,10 +181,14 @@ def _find_refusals(deployment: DeploymentMap, base: Path) -> Iterator[tuple[str,
     batched -= {name for name, entry in deployment.models.items() if entry.members}  # joined from apart items
     on_gpu = any(not gpu.device.startswith("cpu") for _, gpu, _, _ in deployment.places())
     for name, path in model_paths(locate_files(deployment, base)).items():
-        with suppress(InputError, UnavailableError):  # files that cannot be read are reported as changed
+        try:
             if refusal := find_refusal(path, on_gpu):
                 yield name, str(refusal)
             elif name in batched and read_fixed_batch(path) is not None:
                 yield name, f"{path} has no free batch, but the map gives it batches"
-            elif name in batched and (output := find_mixed_output(path)) is not None:
+            elif name in batched and (output := call_apart(find_mixed_output, path, within_s=PATIENCE_S)) is not None:
                 yield name, f"{describe_mixing(name, output)}; it must have batches of 1"
+        except CrashError as error:
+            yield name, str(error)
+        except (InputError, UnavailableError):
+            continue  # files that cannot be read are reported as changed

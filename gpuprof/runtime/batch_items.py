@@ -20,6 +20,7 @@ from onnx import TypeProto
 from gpuprof.errors import GpuprofError
 from gpuprof.graph.dims import batch_axes
 from gpuprof.graph.served_interface import find_unbatched
+from gpuprof.runtime.child_process import CrashError, call_apart
 from gpuprof.runtime.outputs import QUANTISED_TOLERANCE, is_close, to_numbers
 from gpuprof.runtime.providers import ORT_CPU
 
@@ -32,6 +33,8 @@ TOLERANCE = {"float16": 5e-2, "bfloat16": 2e-1}
 _TOLERANCE = 1e-2
 #: Batch size of the test.
 ITEMS = 2
+#: Time of the test: loops may never end on random inputs.
+PATIENCE_S = 60.0
 #: Seeds of the inputs; mixing must show for all seeds. An index, for example, may differ by chance between nearly equal
 #: values.
 _SEEDS = (0, 1)
@@ -207,10 +210,15 @@ class BatchVerdicts:
         return self._known[sha256] if sha256 and self._is_known(sha256) else None
 
     def judge(self, path: Path, sha256: str) -> str | None:
-        """Return the same result, running the model if necessary; None, too, if the model cannot be run here."""
+        """Return the same result, running the model if necessary; None, too, if the model cannot be run here.
+
+        Raises `CrashError` if the model ends the process that runs it.
+        """
         if not self._is_known(sha256):
             try:
-                mixed_output = find_mixed_output(path)
+                mixed_output = call_apart(find_mixed_output, path, within_s=PATIENCE_S)
+            except CrashError:
+                raise
             except GpuprofError:
                 return None
             self.keep(sha256, mixed_output)

@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gpuprof.runtime.child_process import package_path
 from gpuprof.runtime.gpu_session import GpuChoice, open_on_gpu
 from gpuprof.runtime.module_command import module_command
 from gpuprof.runtime.providers import GPU_OPTIONS, ORT_CUDA, missing_libraries
@@ -44,8 +45,6 @@ def probe_gpu() -> GpuProbe:
 
     If the trial of options ended the probe's process, the workers started by this process try none.
     """
-    package = str(Path(__file__).parents[2])
-    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     try:
         process = subprocess.run(
             module_command("gpuprof.runtime.gpu_probe"),
@@ -54,7 +53,7 @@ def probe_gpu() -> GpuProbe:
             errors="replace",
             timeout=_START_S,
             # The package may not be installed, as in a checkout started from another directory.
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, **package_path()},
             stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.SubprocessError) as error:

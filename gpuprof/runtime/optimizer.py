@@ -19,6 +19,7 @@ from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.domain.runtime_variant import RuntimeVariant
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.graph.executed_graph import ExecutedNode, read_executed
+from gpuprof.runtime.child_process import CrashError, call_apart
 
 if TYPE_CHECKING:
     from gpuprof.graph.file import OnnxFile
@@ -38,9 +39,12 @@ def executed_nodes(path: Path) -> tuple[ExecutedNode, ...] | None:
 
     file = read_onnx(path)
     if file.sha256 not in _known:
-        _known[file.sha256] = (
-            None if _is_large(file) else _optimize_declared(file.model.SerializeToString(), file.weights.values())
-        )
+        nodes = None
+        with contextlib.suppress(CrashError):
+            if not _is_large(file):
+                light, weights = file.model.SerializeToString(), tuple(file.weights.values())
+                nodes = call_apart(_optimize_declared, path, light, weights)
+        _known[file.sha256] = nodes
     return _known[file.sha256]
 
 
@@ -52,7 +56,6 @@ def find_refusal(path: Path, on_gpu: bool) -> InputError | None:
     """
     from gpuprof.graph.file import read_onnx
     from gpuprof.graph.served_interface import find_uncarried
-    from gpuprof.runtime.session import open_session
 
     file = read_onnx(path)
     if uncarried := find_uncarried(file):
@@ -61,21 +64,30 @@ def find_refusal(path: Path, on_gpu: bool) -> InputError | None:
     if _is_large(file) or (not file.external and executed_nodes(path) is not None):
         return None
     try:
-        open_session(path, threads=1)  # with its weights: zeros in their place may be what was refused
+        # With its weights: zeros in their place may be what was refused.
+        call_apart(_load, path, on_gpu and file.opsets.get("", 1) >= _OLDEST_OPSET)
     except UnavailableError:
         return None
     except InputError as error:
-        is_new = file.opsets.get("", 1) >= _OLDEST_OPSET
-        lacks_cpu_kernel = type(error.__cause__).__name__ == "NotImplemented" and is_new
-        return None if on_gpu and lacks_cpu_kernel else error
+        return error
     return None
+
+
+def _load(path: Path, may_lack_kernels: bool) -> None:
+    from gpuprof.runtime.session import open_session
+
+    try:
+        open_session(path, threads=1)
+    except InputError as error:
+        if not (may_lack_kernels and type(error.__cause__).__name__ == "NotImplemented"):
+            raise
 
 
 def _is_large(file: OnnxFile) -> bool:
     return sum(weight.bytes for weight in file.weights.values()) > _MOST_WEIGHT_BYTES
 
 
-def _optimize_declared(light: bytes, weights: Iterable[Tensor]) -> tuple[ExecutedNode, ...] | None:
+def _optimize_declared(path: Path, light: bytes, weights: Iterable[Tensor]) -> tuple[ExecutedNode, ...] | None:
     """Return the nodes executed by the runtime for a model whose large weights are only declared."""
     try:
         import onnxruntime as ort

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import platform
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from gpuprof.graph.load import load_graph
 from gpuprof.machine.cpu import local_cpu
 from gpuprof.pipeline.profile import ProfileSettings, profile
 from gpuprof.profiling.sweep import planning
+from gpuprof.runtime.child_process import CrashError, call_apart
 from gpuprof.runtime.free_batch import convert_to_float16
 from gpuprof.runtime.module_command import module_command
 from gpuprof.runtime.optimizer import arithmetic_precision, executed_nodes, executed_variant, find_refusal
@@ -234,6 +237,23 @@ def test_a_shape_in_external_data_is_refused_as_onnx_runtime_does(tmp_path: Path
     assert find_refusal(path, on_gpu=True) is None
     onnx.save(onnx.load(path), str(path), save_as_external_data=True, location="shapes", size_threshold=0)
     assert "Reshape" in str(find_refusal(path, on_gpu=True))
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="only there a division traps")
+def test_a_model_that_ends_its_process_is_refused(tmp_path: Path) -> None:
+    """ONNX Runtime divides the least integer by -1 while it loads the model."""
+    nodes = [helper.make_node("Div", ["least", "minus"], ["q"]), helper.make_node("Add", ["x", "q"], ["y"])]
+    types = {"x": TensorProto.INT64, "y": TensorProto.INT64}
+    weights = {"least": integers(-(2**63)), "minus": integers(-1)}
+    path = write_model(tmp_path / "m.onnx", nodes, {"x": ["N", 4]}, {"y": ["N", 4]}, weights, types=types)
+    assert isinstance(error := find_refusal(path, on_gpu=True), CrashError) and "SIGFPE" in str(error)
+    assert call_apart(Path.exists, path)  # in another process
+    with pytest.raises(UnavailableError, match="no answer within"):
+        call_apart(_sleep, path, within_s=0.1)
+
+
+def _sleep(path: Path) -> None:
+    time.sleep(60.0)
 
 
 def _embedding(path: Path, kind: int = TensorProto.FLOAT) -> ModelGraph:

@@ -50,8 +50,9 @@ from gpuprof.profiling.timeline.creq import compute_requirement
 from gpuprof.profiling.timeline.timeline import Timeline
 from gpuprof.profiling.worker.job import Job, Request
 from gpuprof.profiling.worker.measurement import Crew, ShareBinding, Timing
-from gpuprof.profiling.worker.process import Worker, package_path, task_command
+from gpuprof.profiling.worker.process import Worker, task_command
 from gpuprof.profiling.worker.tasks import WorkerSetup
+from gpuprof.runtime.child_process import package_path
 from gpuprof.runtime.gpu_probe import gpu_provider, probe_gpu
 from gpuprof.runtime.gpu_session import GPU_CHOICE, GpuOptions, read_choice
 from gpuprof.runtime.providers import ORT_CUDA

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpuprof.errors import GpuprofError, UnavailableError
-from gpuprof.profiling.worker.process import PATIENCE_S
+from gpuprof.runtime.child_process import PATIENCE_S
 
 _GRACE_S = 5.0
 _VERSION = re.compile(r"(?:^|[Vv]ersion )(\d{4}\.\d+(?:\.\d+)*)", re.MULTILINE)

@@ -342,7 +342,7 @@ class Campaign:
         batched = {job.path for job in jobs if job.graph.batch > 1}
         with Worker(WorkerSetup(), "models") as worker:
             for path, job in {job.path: job for job in jobs}.items():
-                worker.what = job.graph.name
+                worker.what = f"profiling {job.graph.name}"
                 mixed = worker.call(check_model, path, path in batched)
                 if path in batched:
                     self.verdicts.keep(job.graph.sha256, mixed)

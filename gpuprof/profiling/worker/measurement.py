@@ -14,9 +14,10 @@ from gpuprof.errors import GpuprofError, InputError
 from gpuprof.machine.cgroup import own_cores, remove_group
 from gpuprof.machine.cores import MachineLoad
 from gpuprof.profiling.worker.job import DEFAULT_LIMITS, Job, LatencyStats, TimingLimits, summarize
-from gpuprof.profiling.worker.process import PATIENCE_S, Worker
+from gpuprof.profiling.worker.process import Worker
 from gpuprof.profiling.worker.tasks import Loaded, Resident, Sample, WorkerSetup
 from gpuprof.rules.cpu_slices import CpuSlice, plan_slices
+from gpuprof.runtime.child_process import PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ class Crew:
                 if not worker.is_alive:  # a larger batch may have ended it
                     worker.end()
                     workers[place] = worker = self._start(number, job)
-                worker.what = job.title
+                worker.what = f"profiling {job.title}"
                 warm_up_s = limits.warm_up_s if self._is_on_cpu else limits.min_time_s
                 worker.send(Resident.load, job.path, feeds[number], warm_up_s)
         loaded = _receive_all(self._everybody())

@@ -42,8 +42,9 @@ from gpuprof.profiling.gpu.replay import (
 from gpuprof.profiling.nsight.ncu import parse_ncu_csv
 from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.profiling.timeline.timeline import Timeline
-from gpuprof.profiling.worker.process import package_path, task_command
+from gpuprof.profiling.worker.process import task_command
 from gpuprof.profiling.worker.tasks import Resident, WorkerSetup
+from gpuprof.runtime.child_process import package_path
 from tests.profiling import kineto_files
 from tests.profiling.kineto_files import EPOCH_US, trace, write
 from tests.profiling.models import write_mlp
