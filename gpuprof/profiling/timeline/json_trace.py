@@ -85,7 +85,8 @@ def read_json_trace(path: Path, expect_kernels: bool = True) -> Timeline:
 def _load(path: Path) -> Any:
     try:
         content = path.read_bytes()
-        return json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
+        content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+        return json.loads(content, parse_float=str)  # times since the epoch have more digits than floats
     except (ValueError, EOFError, zlib.error, RecursionError, gzip.BadGzipFile) as error:
         raise InputError(f"{path} is not a whole JSON file", "was the profiled process killed?") from error
     except OSError as error:

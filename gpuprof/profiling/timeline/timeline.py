@@ -221,21 +221,21 @@ class Timeline:
 
     def by_gpu(self) -> dict[int, Timeline]:
         """Return the part of each GPU with kernels, by GPU index; a single GPU gets the whole."""
-        index = _device_indices(self.kernels, 0)
-        gpus = sorted(set(index.tolist())) or [0]
-        if len(gpus) == 1:
-            return {gpus[0]: self}
+        gpus = sorted(set(_device_indices(self.kernels, 0).tolist())) or [0]
         parts = {}
         for gpu in gpus:
+            missing = gpu if len(gpus) == 1 else -1  # events without a GPU are of the only one, or of none
             tables = {
-                name: table[_device_indices(table, -1) == gpu].reset_index(drop=True)
+                name: table[_device_indices(table, 0 if name == "kernels" else missing) == gpu].reset_index(drop=True)
                 for name, table in self._events().items()
                 if name != "nodes"
             }
-            tables["kernels"] = self.kernels[index == gpu].reset_index(drop=True)
-            described = {gpu: self.gpus[gpu]} if gpu in self.gpus else {}
-            notes = (*self.notes, f"GPU {gpu} of {len(gpus)} in the report")
-            parts[gpu] = replace(self, **tables, gpus=described, notes=notes)
+            parts[gpu] = replace(self, **tables)
+            if len(gpus) > 1:
+                described = {gpu: self.gpus[gpu]} if gpu in self.gpus else {}
+                parts[gpu] = replace(
+                    parts[gpu], gpus=described, notes=(*self.notes, f"GPU {gpu} of {len(gpus)} in the report")
+                )
         return parts
 
     def _events(self) -> dict[str, pd.DataFrame]:

@@ -200,6 +200,14 @@ def test_several_gpus_of_one_report_are_told_apart(tmp_path: Path) -> None:
     assert "GPU 1 of 2 in the report" in second.notes
 
 
+def test_copies_of_a_gpu_without_kernels_are_not_those_of_the_other(tmp_path: Path) -> None:
+    export = two_runs()
+    export.copy(1002, 8192, 1, 950, deviceId=1)
+    (recorded,) = read_reports([export.write(tmp_path / "net.sqlite")])
+    needed = recorded.requirement(device("v100"))
+    assert needed is not None and needed.h2d_bytes == 4096
+
+
 def test_each_gpu_of_a_report_is_a_run_of_its_own_in_the_database(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -167,6 +167,13 @@ def test_times_within_bodies_are_not_counted_twice() -> None:
     assert timeline.select_runs().run_times_ns()[0] == [317_000]
 
 
+def test_times_since_the_epoch_keep_their_nanoseconds(tmp_path: Path) -> None:
+    kernel = '{"ph": "X", "cat": "kernel", "name": "k", "ts": 1712345678901234.567, "dur": 1.321, "args": {}}'
+    (tmp_path / "t.json").write_text(f'{{"traceEvents": [{kernel}]}}')
+    (row,) = read_json_trace(tmp_path / "t.json").kernels.to_dict("records")
+    assert (row["start_ns"], row["duration_ns"]) == (1712345678901234567, 1321)
+
+
 def test_kernels_of_a_build_with_cuda_profiling_are_those_of_their_nodes(tmp_path: Path) -> None:
     """Events on the device have no process of their own, and copies neither a grid nor their bytes."""
     shape = {f"{part}_{axis}": "1" for part in ("grid", "block") for axis in "xyz"} | {"grid_x": "80", "stream": "7"}
