@@ -96,6 +96,16 @@ class UnavailableError(GpuprofError):
     """This machine lacks a tool, a device or a permission."""
 
 
+#: Most characters of another program's message repeated in an error.
+LONGEST_DETAIL = 300
+
+
+def shorten_message(message: object) -> str:
+    """Return another program's message on a single line, its end cut off if it is long."""
+    text = " ".join(str(message).split())
+    return text if len(text) <= LONGEST_DETAIL else text[: LONGEST_DETAIL - 1] + "…"
+
+
 def unknown_name(kind: str, name: str, names: list[str]) -> InputError:
     """Return the error for an unknown name, with the nearest known names."""
     import difflib

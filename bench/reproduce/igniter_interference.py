@@ -22,7 +22,7 @@ from statistics import fmean
 from gpuprof.cli.output import Column, Format, print_rows, print_text
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.estimate import Estimator, Workload
-from gpuprof.domain.number_format import number_formatter
+from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.share import Share
 from gpuprof.estimators.builtin import make_estimator
 from gpuprof.estimators.igniter.igniter import (
@@ -83,7 +83,7 @@ def main() -> int:
         pairs = read_pairs(folder / "pairs.csv", make_estimator("igniter", database))
     rows, numbers = compare_profile(folder / "config.jsonl", pairs)
     heads = ("figure", "quantity", "at", "measured", "modelled", "error %")
-    columns = [Column(str(i), head, number_formatter(4)) for i, head in enumerate(heads)]
+    columns = [Column(str(i), head, NumberFormat(4)) for i, head in enumerate(heads)]
     records = [{str(i): cell for i, cell in enumerate(row)} for row in rows]
     print_rows(records, columns, Format.TABLE, "Figures 4, 5, 7, 8 and 9: a V100 beside iGniter's model")
     errors = list_errors(pairs)

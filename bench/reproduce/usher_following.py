@@ -22,7 +22,7 @@ import numpy as np
 from gpuprof.cli.output import Column, Format, print_rows
 from gpuprof.domain.arrival_process import ArrivalProcess, RecordedArrivals
 from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.domain.number_format import number_formatter
+from gpuprof.domain.number_format import NumberFormat
 from gpuprof.lab.cells import LabCell, make_problem, parse_policy
 from gpuprof.lab.laboratory import PrintedNumber
 from gpuprof.lab.scenarios import find_scenario
@@ -68,7 +68,7 @@ def main() -> int:
         }
         for name, figure in figures.items()
     ]
-    columns = [Column(key, key, number_formatter(4)) for key in rows[0]]
+    columns = [Column(key, key, NumberFormat(4)) for key in rows[0]]
     print_rows(rows, columns, Format.TABLE, f"USHER Figure 24: {_RATE_RPS:g} requests/s in the mean for {seconds:g} s")
     printed = [
         PrintedNumber(

@@ -14,7 +14,7 @@ import typer
 
 from gpuprof.cli.output import Column, Format, make_columns, print_rows, print_text, say_note, show_progress
 from gpuprof.cli.place import DemandOptions
-from gpuprof.domain.number_format import number_formatter
+from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.validation import NotNegative
 from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.pipeline.problem import PlanningOptions
@@ -58,8 +58,8 @@ _CELL_COLUMNS = make_columns(
     "model dims device share processes batch before_ms after_ms change_pct:change smallest_pct:smallest_seen runs "
     "verdict ops:from",
     {
-        "before_ms": number_formatter(4),
-        "after_ms": number_formatter(4),
+        "before_ms": NumberFormat(4),
+        "after_ms": NumberFormat(4),
         "change_pct": _to_signed,
         "smallest_pct": _to_signed,
     },

@@ -9,13 +9,13 @@ import typer
 
 from gpuprof.cli.options import complete_models
 from gpuprof.cli.output import Format, make_columns, print_rows, say_note
-from gpuprof.domain.number_format import number_formatter
+from gpuprof.domain.number_format import NumberFormat
 from gpuprof.pipeline.estimate import EstimateOptions, short_name
 
 _ESTIMATED = make_columns(
     "model dims device share batch beside latency_ms latency_interval:90%_interval latency_source throughput_rps "
     "memory_bytes memory_source",
-    {"model": short_name, "latency_ms": number_formatter(4)},
+    {"model": short_name, "latency_ms": NumberFormat(4)},
 )
 
 
@@ -41,5 +41,5 @@ def estimate(
 
 def _show_interval(row: Mapping[str, object]) -> str | None:
     low, high = row["latency_low_ms"], row["latency_high_ms"]
-    show = number_formatter(3)
+    show = NumberFormat(3)
     return None if low is None or high is None else f"{show(low)} … {show(high)}"

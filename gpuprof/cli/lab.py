@@ -10,7 +10,7 @@ import typer
 
 from gpuprof.cli.options import Verbs, duration_option, output_option
 from gpuprof.cli.output import Column, Format, make_columns, print_rows, print_text, say_note, show_progress
-from gpuprof.domain.number_format import number_formatter
+from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import PluginError
 
@@ -129,7 +129,7 @@ def draw_figures(
 
 def _print_figure(figure: DrawnFigure) -> None:
     keys = [str(number) for number in range(len(figure.header))]
-    columns = [Column(key, heading, number_formatter(4)) for key, heading in zip(keys, figure.header, strict=True)]
+    columns = [Column(key, heading, NumberFormat(4)) for key, heading in zip(keys, figure.header, strict=True)]
     print_rows([dict(zip(keys, row, strict=True)) for row in figure.rows], columns, Format.TABLE, figure.title)
     if figure.numbers:
         print_rows([number.row() for number in figure.numbers], _NUMBERS, Format.TABLE)

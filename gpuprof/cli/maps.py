@@ -11,7 +11,7 @@ import typer
 
 from gpuprof.cli.options import MapFileArgument
 from gpuprof.cli.output import Format, make_columns, print_json, print_rows, print_text, say_note, show_progress
-from gpuprof.domain.number_format import number_formatter
+from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.plural import count_of
 from gpuprof.pipeline.check import CheckOptions
 from gpuprof.pipeline.explain import ExplainOptions
@@ -122,5 +122,5 @@ def _interval(row: Mapping[str, object]) -> str | None:
     ends = row["interval_ms"]
     if not isinstance(ends, list):
         return None
-    format_number = number_formatter(3)
+    format_number = NumberFormat(3)
     return f"{format_number(ends[0])} … {format_number(ends[1])}"

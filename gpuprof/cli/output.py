@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from gpuprof.domain.number_format import NumberFormat, number_formatter
+from gpuprof.domain.number_format import NumberFormat
 from gpuprof.errors import InputError
 from gpuprof.pipeline.settings import Settings, option
 
@@ -243,7 +243,7 @@ def _make_cells(rows: Sequence[Mapping[str, object]], column: Column) -> _Cells:
 def _choose_number_format(key: str) -> Callable[[object], str]:
     if key.endswith(("_bytes", "_error")):
         return mebibytes if key.endswith("_bytes") else percent
-    return number_formatter(4 if key.endswith(("_rps", "in_time_pct")) or key.startswith("cost_") else 3)
+    return NumberFormat(4 if key.endswith(("_rps", "in_time_pct")) or key.startswith("cost_") else 3)
 
 
 def _show_value(value: object) -> str:
@@ -251,7 +251,7 @@ def _show_value(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
         return ", ".join(map(_show_value, value))
-    return number_formatter(4)(value) if isinstance(value, float) else str(value)
+    return NumberFormat(4)(value) if isinstance(value, float) else str(value)
 
 
 def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column], title: str) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from gpuprof.cli.options import complete_policies
 from gpuprof.cli.output import Format, make_columns, print_json, print_rows, print_text, say_note, show_progress
-from gpuprof.domain.number_format import number_formatter
+from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.plural import count_of
 from gpuprof.domain.validation import collect_distinct
 from gpuprof.pipeline.place import MapOutput
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _COLUMNS = make_columns(
     "node gpu device mig model share_pct turns processes batch rate_rps latency_ms:batch_ms p99_ms slo_ms "
     "utilization_pct:busy_% goodput_rps source",
-    {"utilization_pct": number_formatter(2)},
+    {"utilization_pct": NumberFormat(2)},
 )
 
 

@@ -20,7 +20,7 @@ from gpuprof.cli.output import (
     show_progress,
     show_verdicts,
 )
-from gpuprof.domain.number_format import number_formatter
+from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
 from gpuprof.pipeline.simulate import Rescheduling, ServiceSettings, SimulatedTraffic
@@ -69,7 +69,7 @@ def simulate(
 
 _MODELS = make_columns(
     "model rate_rps:requests/s goodput_rps in_time_pct slo_met:SLO_met slo_ms p50_ms p95_ms p99_ms max_ms:longest_ms",
-    {"in_time_pct": number_formatter(5)},
+    {"in_time_pct": NumberFormat(5)},
 )
 _REPLICAS = make_columns(
     "place:replica model batch processes throughput_rps:answered/s goodput_rps utilization:busy mean_batch p50_ms "
@@ -79,13 +79,13 @@ _REPLICAS = make_columns(
 
 _EPOCHS = make_columns(
     "begin_s:from_s end_s:to_s gpus:devices cost_per_hour started:replicas_started",
-    {"begin_s": number_formatter(5), "end_s": number_formatter(5)},
+    {"begin_s": NumberFormat(5), "end_s": NumberFormat(5)},
 )
 
 _POLICIES = make_columns(
     "policy maps started:replicas_started mean_gpus:mean_devices most_gpus:most gpu_hours:device_hours "
     "cost:$ goodput_rps in_time_pct wait_ms:mean_wait_ms worst_p99_ms",
-    {"in_time_pct": number_formatter(5)},
+    {"in_time_pct": NumberFormat(5)},
 )
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.domain.validation import parse_duration
+from gpuprof.domain.validation import LARGEST, parse_duration
 from gpuprof.errors import InputError, unknown_name
 
 Times = NDArray[np.int64]
@@ -23,8 +23,8 @@ Floats = NDArray[np.float64]
 NS_PER_S = 1e9
 #: Points at which the integrated rate of a day is tabulated for interpolation.
 _PROFILE_POINTS = 4096
-#: Nanoseconds, 146 years: within int64, and beyond the longest accepted duration (100 years).
-_FURTHEST = 2.0**62
+#: Last time in nanoseconds: within int64, and beyond the longest accepted duration.
+_FURTHEST = np.iinfo(np.int64).max / 2
 #: Stays of a process with states that are drawn together.
 _STAYS = 1024
 
@@ -286,7 +286,7 @@ def parse_arrivals(text: str, rate_rps: float) -> ArrivalProcess:
     >>> parse_arrivals("bursts:5,2s,10s", 100.0)
     MmppArrivals(rate_rps=100.0, ratio=5.0, burst_s=2.0, calm_s=10.0)
     """
-    if not 0.0 < rate_rps <= 1e9:
+    if not 0.0 < rate_rps <= LARGEST:
         raise InputError(f"a rate must be above 0 and at most 1e9 requests/s but got {rate_rps:g}")
     name, _, arguments = text.strip().lower().partition(":")
     if name not in FORMS:

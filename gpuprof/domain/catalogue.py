@@ -19,8 +19,6 @@ from gpuprof.domain.device import Device, MigProfile, SmLimits
 from gpuprof.domain.file_access import read_input
 from gpuprof.errors import InputError, unknown_name
 
-_MIB = 2**20
-
 
 def datasets() -> Traversable:
     """Return the directory of the data shipped with gpuprof."""
@@ -79,9 +77,9 @@ def make_device(name: str, table: Mapping[str, Any]) -> Device:
         compute_units=table["compute_units"],
         clock_mhz=float(table["clock_mhz"]),
         flops_per_s=MappingProxyType({dtype: float(round(rate * 1e12)) for dtype, rate in table["tflops"].items()}),
-        dram_bytes=int(table["dram_mib"] * _MIB),
+        dram_bytes=int(table["dram_mib"] * 2**20),
         dram_bytes_per_s=table["dram_gb_per_s"] * 1e9,
-        l2_bytes=int(table["l2_mib"] * _MIB),
+        l2_bytes=int(table["l2_mib"] * 2**20),
         compute_capability=table["compute_capability"],
         sm=SmLimits(**table["sm"]),
         max_power_w=None if (power := table.get("max_power_w")) is None else float(power),
@@ -96,7 +94,7 @@ def make_device(name: str, table: Mapping[str, Any]) -> Device:
 
 def _read_mig_profile(table: Mapping[str, Any]) -> MigProfile:
     values = {key: value for key, value in table.items() if key not in {"memory_mib", "start_slots"}}
-    return MigProfile(**values, memory_bytes=table["memory_mib"] * _MIB, start_slots=tuple(table["start_slots"]))
+    return MigProfile(**values, memory_bytes=table["memory_mib"] * 2**20, start_slots=tuple(table["start_slots"]))
 
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
@@ -117,6 +115,7 @@ class _SmTable(_Table):
     blocks: _Count
     registers: _Count
     shared_memory_bytes: _Count
+    max_threads_per_block: _Count = 1024
     max_registers_per_thread: _Count = 255
     max_registers_per_block: _Count = 65536
     max_shared_memory_per_block_bytes: _Count = 49152
@@ -322,7 +321,7 @@ def _scale_limits(description: GpuDescription, base: SmLimits) -> SmLimits:
     return replace(
         base,
         warps=description.warps_per_sm or base.warps,
-        threads=32 * (description.warps_per_sm or base.warps),
+        threads=base.threads // base.warps * (description.warps_per_sm or base.warps),
         registers=description.registers_per_sm or base.registers,
         shared_memory_bytes=description.shared_bytes_per_sm or base.shared_memory_bytes,
         max_shared_memory_per_block_bytes=max(block, base.max_shared_memory_per_block_bytes),

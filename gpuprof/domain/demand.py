@@ -98,11 +98,8 @@ class DemandFile(tuple[Demand, ...]):
 def read_demands(path: Path) -> DemandFile:
     """Read slo.csv: header ``model,rate_rps,slo_ms`` and optionally the other fields of `Demand`.
 
-    Raises
-    ------
-    InputError
-        With the line number: a missing or unknown column, a number that cannot be parsed, is not finite or has the
-        wrong sign, a repeated model, or a file without demands.
+    Raises `InputError` with the line number: a missing or unknown column, a number that cannot be parsed, is not finite
+    or has the wrong sign, a repeated model, or a file without demands.
 
     Examples
     --------

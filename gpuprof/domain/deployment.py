@@ -28,6 +28,8 @@ from gpuprof.domain.sizes import parse_mix
 from gpuprof.errors import InputError, refuse_unwritable
 
 SCHEMA = "gpuprof.deployment/1"
+#: Largest batch size.
+LARGEST_BATCH = 65_536
 
 
 def _require_name(name: str) -> str:
@@ -192,7 +194,7 @@ class Replica(_MapElement):
     omitted_if_empty = ("turns",)
 
     model: str
-    batch: Annotated[int, Field(ge=1, le=65536)]
+    batch: Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
     processes: Annotated[int, Field(ge=1, le=4096)] = 1
     sm_share_pct: Percent = 100.0
     memory_limit_bytes: Annotated[int, Field(ge=0)] | None = None
@@ -530,10 +532,7 @@ def json_schema() -> dict[str, Any]:
 def read_map(path: Path) -> DeploymentMap:
     """Read a deployment map.
 
-    Raises
-    ------
-    InputError
-        When the file is not JSON, has another or a newer schema, or violates the schema.
+    Raises `InputError` when the file is not JSON, has another or a newer schema, or violates the schema.
     """
     try:
         text = read_input(path, "gpuprof place writes a map").decode("utf-8-sig")
@@ -575,10 +574,7 @@ def parse_map(content: object, where: str) -> DeploymentMap:
 def write_map(deployment: DeploymentMap, path: Path) -> None:
     """Write the map atomically.
 
-    Raises
-    ------
-    InputError
-        When the directory is not writable.
+    Raises `InputError` when the directory is not writable.
     """
     with refuse_unwritable(path):
         write_atomically(path, deployment.to_json().encode())

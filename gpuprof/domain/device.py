@@ -43,6 +43,7 @@ class SmLimits:
     blocks: int
     registers: int
     shared_memory_bytes: int
+    max_threads_per_block: int = 1024
     max_registers_per_thread: int = 255
     max_registers_per_block: int = 65536
     max_shared_memory_per_block_bytes: int = 49152
@@ -121,10 +122,7 @@ class Device:
         Names with other engines (``1g.24gb+me``, ``+gfx``, ``-me``), or with the gigabytes of another driver version
         (``7g.79gb`` for ``7g.80gb``), denote the same profile.
 
-        Raises
-        ------
-        InputError
-            When the device has no such profile.
+        Raises `InputError` when the device has no such profile.
         """
         for profile in self.mig_profiles:
             if profile.name == name:

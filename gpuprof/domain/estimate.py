@@ -10,6 +10,7 @@ from itertools import product
 from typing import Any, Protocol, runtime_checkable
 
 from gpuprof.domain.device import Device
+from gpuprof.domain.number_format import ROUNDING
 from gpuprof.domain.runtime_variant import Padding
 from gpuprof.domain.share import Share, parse_share
 from gpuprof.errors import InputError
@@ -296,10 +297,7 @@ class Estimator(Protocol):
     ) -> Estimate:
         """Predict ``processes`` copies of ``model`` under ``share``, with neighbours ``beside`` on the same device.
 
-        Raises
-        ------
-        InputError
-            For a model, batch or share without a possible estimate.
+        Raises `InputError` for a model, batch or share without a possible estimate.
         """
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
@@ -318,10 +316,7 @@ class BatchSeriesEstimator(Estimator, Protocol):
     ) -> tuple[Figure, ...]:
         """Return ``latency_ms`` of `estimate` at each of the batch sizes, without neighbours.
 
-        Raises
-        ------
-        InputError
-            As `estimate` for any of the batch sizes.
+        Raises `InputError` as `estimate` for any of the batch sizes.
         """
 
 
@@ -336,10 +331,7 @@ def batch_times(
 ) -> tuple[Figure, ...]:
     """Return the batch time at each size, in a single call where the estimator is a `BatchSeriesEstimator`.
 
-    Raises
-    ------
-    InputError
-        As the estimator for any of the batch sizes.
+    Raises `InputError` as the estimator for any of the batch sizes.
     """
     if isinstance(estimator, BatchSeriesEstimator):
         return estimator.batch_times(model, device, batches, share, processes)
@@ -432,10 +424,6 @@ def rename_workloads(
 NOTHING_TRIED = TriedRuns()
 
 
-#: Rounding error allowed in a number of boards.
-_ROUNDING = 1e-6
-
-
 @runtime_checkable
 class WorkEstimator(Estimator, Protocol):
     """An estimator of the work of a request."""
@@ -443,10 +431,7 @@ class WorkEstimator(Estimator, Protocol):
     def board_work_ms(self, model: str, device: Device) -> Figure | None:
         """Return a lower bound, in ms, of the time of the whole device per request; None where unknown.
 
-        Raises
-        ------
-        InputError
-            As `estimate` does.
+        Raises `InputError` as `estimate` does.
         """
         ...
 
@@ -485,15 +470,9 @@ def bound_by_work(
     instances and processes divide this time; none of them adds to it. So demands with a total work of 11.2 boards need
     12 or more, and a GPU with 1.75 seconds of work per second is overloaded, whatever times the map predicts.
 
-    Parameters
-    ----------
-    rates_rps : mapping of str to float
-        Model → served requests per second.
-    kinds : sequence of (Device, float)
-        The available kinds of device, each with its price per hour.
-    work_ms : callable
-        Model and device → `board_work` at the plan's confidence (the mean, or an end of the interval). None: unknown,
-        and counted as 0.
+    ``rates_rps``: model → served requests per second; ``kinds``: the available kinds of device, each with its price per
+    hour; ``work_ms``: model and device → `board_work` at the plan's confidence (the mean, or an end of the interval).
+    None: unknown, and counted as 0.
 
     Examples
     --------
@@ -506,6 +485,6 @@ def bound_by_work(
         options = [(rate_rps * (work_ms(model, device) or 0.0) / 1e3, price) for device, price in kinds]
         devices += min((boards for boards, _ in options), default=0.0)
         cost += min((boards * price for boards, price in options), default=0.0)
-    gpus = math.ceil(devices - _ROUNDING)
+    gpus = math.ceil(devices - ROUNDING)
     prices = {price for _, price in kinds}
     return WorkBound(gpus, max(cost, gpus * min(prices, default=0.0)))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from gpuprof.errors import InputError
+from gpuprof.errors import InputError, refuse_unwritable
 
 #: Files are parsed as a whole, into objects several times as large.
 _MAX_INPUT_BYTES = 512 << 20
@@ -81,6 +83,26 @@ def refuse_to_replace(path: Path) -> Path:
     if path.exists() and not path.is_file() and not path.is_dir():
         raise InputError(f"cannot write {path}: it is {describe_special_file(path) or 'no file'}", "name a file")
     return path
+
+
+@contextmanager
+def write_beside(path: Path, fix: str) -> Iterator[Path]:
+    """Yield the path of a new file, moved to ``path`` at the end, after all files that were written beside it.
+
+    So a visible model can be opened: its data are there. Nothing is moved after an exception.
+
+    Raises `InputError` for a directory, a device or a pipe and, with the remedy ``fix``, where it is not writable.
+    """
+    if path.is_dir():
+        raise InputError(f"{path} is a directory", "give the name of the file to write")
+    with (
+        refuse_unwritable(refuse_to_replace(path), fix),
+        tempfile.TemporaryDirectory(prefix=".gpuprof-", dir=path.parent) as folder,
+    ):
+        new = Path(folder, path.name)
+        yield new
+        for file in sorted(new.parent.iterdir(), key=lambda file: file == new):
+            file.replace(path.parent / file.name)
 
 
 def find_write_obstacle(folder: Path) -> str | None:

@@ -19,10 +19,8 @@ from gpuprof.domain.estimate import (
     is_unstable,
     source_without_neighbours,
 )
+from gpuprof.domain.number_format import ROUNDING
 from gpuprof.domain.plural import count_of
-
-#: Relative: sums of costs and rates differ by rounding.
-_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +188,7 @@ def _describe_end(deployment: DeploymentMap, end: PlanAtEnds | None) -> str | No
         return None
     demanded_rps = sum(model.rate_rps for model in deployment.models.values())
     text = count_of(end.gpus, "device")
-    if end.served_rps < demanded_rps * (1.0 - _ROUNDING):
+    if end.served_rps < demanded_rps * (1.0 - ROUNDING):
         text += f" for {end.served_rps:,.4g} of {demanded_rps:,.4g} requests/s"
     return text
 
@@ -227,7 +225,7 @@ def _describe_bound(deployment: DeploymentMap, kinds: Counter[str]) -> str:
     fleet_devices = {entry.device for entry in deployment.planned_with.fleet or ()}
     has_choice = max(len(kinds), len(fleet_devices)) > 1  # an expensive device may cost more than two cheap ones
     if has_choice and predicted.lower_bound_cost_per_hour is not None and predicted.cost_per_hour is not None:
-        proven = predicted.cost_per_hour <= predicted.lower_bound_cost_per_hour * (1.0 + _ROUNDING)
+        proven = predicted.cost_per_hour <= predicted.lower_bound_cost_per_hour * (1.0 + ROUNDING)
         if not proven:
             texts.append(f"at least ${predicted.lower_bound_cost_per_hour:,.2f}/h needed")
     elif predicted.lower_bound_gpus is not None and len(kinds) < 2:
@@ -256,12 +254,12 @@ def _describe_goodput(deployment: DeploymentMap) -> str:
     demand = f"{demanded_rps:,.{decimals}f}"
     # Rounded down, so that missing goodput stays visible.
     goodput_text = (
-        demand if goodput >= demanded_rps * (1.0 - _ROUNDING) else f"{_round_down(goodput, decimals):,.{decimals}f}"
+        demand if goodput >= demanded_rps * (1.0 - ROUNDING) else f"{_round_down(goodput, decimals):,.{decimals}f}"
     )
     steps = ", counted at each step of a chain" if deployment.chains else ""
     text = f"{goodput_text} of {demand} requests/s within SLO{steps}"
     bound_rps = deployment.predicted.upper_bound_goodput_rps
-    if bound_rps is not None and bound_rps < demanded_rps * (1.0 - _ROUNDING):
+    if bound_rps is not None and bound_rps < demanded_rps * (1.0 - ROUNDING):
         text += f"; no map reaches more than {bound_rps:,.{decimals}f}"
         text += "" if is_observed(deployment) else f" by {name_basis(deployment)}"
     return f"{text}."
@@ -282,7 +280,7 @@ def _round_down(value: float, decimals: int) -> float:
 
 
 def _is_whole(value: float) -> bool:
-    return abs(value - round(value)) < _ROUNDING
+    return abs(value - round(value)) < ROUNDING
 
 
 def describe_unshared(deployment: DeploymentMap) -> str | None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
+#: Relative difference, or absolute at values of about 1, up to which figures differ by rounding alone.
+ROUNDING = 1e-6
 #: Extra digits allowed for the largest number of a column, so that the smallest keeps all digits but the last.
 _MORE = 2
 #: Least significant digits of a number; a smaller number gets more decimals than the rest of its column.
@@ -15,9 +17,16 @@ _LEAST_DIGITS = 2
 
 @dataclass(frozen=True, slots=True)
 class NumberFormat:
-    """Formatter of numbers to ``digits`` significant digits; None as a dash."""
+    """Formatter of numbers to ``digits`` significant digits; None as a dash.
 
-    digits: int = 3
+    Examples
+    --------
+    >>> show = NumberFormat(3)
+    >>> show(1234.5), show(0.0012345), show(None)
+    ('1,234', '0.00123', '–')
+    """
+
+    digits: int
 
     def __call__(self, value: object) -> str:
         """Format a single number."""
@@ -47,18 +56,6 @@ class NumberFormat:
         if float(value).is_integer() or decimals >= _decimals(value, _LEAST_DIGITS):
             return f"{value:,.{decimals}f}"
         return self(value)
-
-
-def number_formatter(digits: int = 3) -> NumberFormat:
-    """Return a formatter to ``digits`` significant digits, with a dash for None.
-
-    Examples
-    --------
-    >>> show = number_formatter(3)
-    >>> show(1234.5), show(0.0012345), show(None)
-    ('1,234', '0.00123', '–')
-    """
-    return NumberFormat(digits)
 
 
 def _is_finite_number(value: object) -> TypeGuard[int | float]:

@@ -28,9 +28,6 @@ from numpy.typing import ArrayLike, NDArray
 from gpuprof.domain.device import Device, SmLimits
 from gpuprof.errors import InputError
 
-WARP = 32
-MAX_THREADS_PER_BLOCK = 1024
-
 #: Factors limiting the blocks of an SM, in the order of the rows of `Occupancies.limits`.
 FACTORS = ("warps", "registers", "shared_memory", "blocks")
 
@@ -39,7 +36,7 @@ _REGISTER_UNIT = 256
 #: Shared memory reserved per block by the driver from 8.0 on.
 _DRIVER_SHARED_BYTES = 1024
 #: Value of a limit without effect.
-_UNLIMITED = 2**31 - 1
+_UNLIMITED = np.iinfo(np.int32).max
 #: Major compute capabilities whose allocation rules are implemented.
 _CAPABILITIES = frozenset({3, 5, 6, 7, 8, 9, 10, 12})
 
@@ -105,10 +102,10 @@ def occupancies(
     sm, capability = _read_limits(device)
     columns = _to_columns(blocks, threads_per_block, registers_per_thread, static_shared_bytes, dynamic_shared_bytes)
     grid, threads, registers, static, dynamic = columns
-    warps = -(-threads // WARP)
+    warps = -(-threads * sm.warps // sm.threads)
     limits = np.stack(
         [
-            np.where(threads > MAX_THREADS_PER_BLOCK, 0, sm.warps // warps),
+            np.where(threads > sm.max_threads_per_block, 0, sm.warps // warps),
             _limit_by_registers(sm, capability, warps, registers),
             _limit_by_shared_memory(sm, capability, static + dynamic),
             np.full_like(warps, sm.blocks),
@@ -150,7 +147,7 @@ def _to_columns(*values: ArrayLike) -> list[Integers]:
 
 
 def _limit_by_registers(sm: SmLimits, capability: tuple[int, int], warps: Integers, registers: Integers) -> Integers:
-    a_warp = -(-registers * WARP // _REGISTER_UNIT) * _REGISTER_UNIT
+    a_warp = -(-registers * (sm.threads // sm.warps) // _REGISTER_UNIT) * _REGISTER_UNIT
     limit = _limit_by_register_partitions(sm, 2 if capability == (6, 0) else 4, warps, a_warp)
     if capability == (6, 0):
         # Blocks that do not fit other Pascal GPUs are refused on 6.0 too, although they would fit.

@@ -25,10 +25,7 @@ class Share:
     mig : str or None
         MIG profile (``"3g.40gb"``) to which ``sm_pct`` refers; None: the whole device.
 
-    Raises
-    ------
-    InputError
-        When ``sm_pct`` is not in (0, 100].
+    Raises `InputError` when ``sm_pct`` is not in (0, 100].
 
     Examples
     --------

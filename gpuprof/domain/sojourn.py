@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from gpuprof.domain.arrival_process import ArrivalProcess, DeterministicArrivals, GammaArrivals, scale_to_rate
+from gpuprof.domain.number_format import ROUNDING
+from gpuprof.domain.validation import LARGEST
 from gpuprof.errors import InputError
 
 #: Step of the load grid in log(1 / (1 - load)), to which queues are nearly proportional near capacity, and last index.
@@ -221,10 +223,8 @@ def queue_of(queueing: QueueModel, model: str) -> QueueModel:
     return queueing.by_model[model]
 
 
-#: Relative precision of the common tail of all replicas.
-_PRECISION = 1e-7
-#: Milliseconds, 30 years: a rate that needs a longer tail exceeds the replicas' capacity.
-_LONGEST_MS = 1e12
+#: A rate that needs a longer tail exceeds the replicas' capacity.
+_LONGEST_MS = 1e3 * LARGEST
 
 
 def split_stream(queueing: QueueModel, arrivals: Arrivals, servers: Sequence[BatchServer]) -> PoolSojourn:
@@ -256,7 +256,7 @@ def balance_stream(
     low, high = 0.0, 1.0
     while served_rps(high) < arrivals.rate_rps and high < _LONGEST_MS:
         low, high = high, 2.0 * high
-    while high - low > _PRECISION * high:
+    while high - low > ROUNDING * high:
         middle = (low + high) / 2.0
         low, high = (low, middle) if served_rps(middle) >= arrivals.rate_rps else (middle, high)
     # The upper end of the bisection serves slightly more than the arrivals: rates are scaled to their sum.

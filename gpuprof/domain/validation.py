@@ -96,15 +96,13 @@ def check_fields(cls: type[T]) -> type[T]:
 
 _FORM = re.compile(r"(?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)\s*(?P<unit>ms|s|m|min|h|d)?")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-#: Times are whole nanoseconds in 64 bits, whose range ends after 292 years.
-LONGEST_S = 100 * 365 * 86400.0
 
 
 def parse_duration(text: str, what: str = "a duration", *, takes_zero: bool = False, unit: str = "s") -> float:
     """Return the duration written in ``text``, in ``unit``; a number alone is in that unit.
 
     Raises `InputError` when the text has another form, or the duration is zero, unless ``takes_zero``, or longer than
-    100 years.
+    30 years.
 
     Examples
     --------
@@ -118,8 +116,8 @@ def parse_duration(text: str, what: str = "a duration", *, takes_zero: bool = Fa
         raise InputError(f"cannot read {what} from {text!r}", f"write a number and ms, s, m, h or d, as in 60{unit}")
     number, of_text = float(match["number"]), _SECONDS[match["unit"] or unit]
     seconds = number * of_text
-    if (seconds == 0.0 and not takes_zero) or not seconds <= LONGEST_S:
-        raise InputError(f"{what} must be above 0 and at most 100 years but got {text}")
+    if (seconds == 0.0 and not takes_zero) or not seconds <= LARGEST:
+        raise InputError(f"{what} must be above 0 and at most 30 years but got {text}")
     return number * (of_text / _SECONDS[unit])
 
 

@@ -11,15 +11,14 @@ import yaml
 from gpuprof.domain.deployment import DeploymentMap, Node
 from gpuprof.errors import DISTRIBUTION
 from gpuprof.export.bundle import Bundle, UniqueNames, fill_text, is_cpu, slug, start_node_bundle
+from gpuprof.export.kubernetes import HTTP_PORT
 
 ROUTER = "router"
 #: Prefix of a node's custom resource, which identifies its machine in Ray, as for `serve --engine ray`.
 NODE_RESOURCE = "gpuprof:"
 _FOLDER = "/srv/gpuprof"
-_HTTP_PORT = 8000
 #: Maximum concurrent requests of a deployment: Ray's default is 5, but gpuprof's own admission control decides here.
 MAX_REQUESTS = 10_000
-_DRAIN_S = 60.0
 
 
 def ray_serve(deployment: DeploymentMap, base: Path) -> Bundle:
@@ -38,7 +37,7 @@ def ray_serve(deployment: DeploymentMap, base: Path) -> Bundle:
     }
     config = {
         "proxy_location": "EveryNode",
-        "http_options": {"host": "127.0.0.1", "port": _HTTP_PORT},
+        "http_options": {"host": "127.0.0.1", "port": HTTP_PORT},
         "applications": [application],
     }
     bundle.files["serve_config.yaml"] = yaml.safe_dump(config, sort_keys=False)
@@ -66,7 +65,6 @@ def _make_node(name: str, node: Node) -> dict[str, Any]:
         "name": name,
         "num_replicas": 1,
         "max_ongoing_requests": MAX_REQUESTS,
-        "graceful_shutdown_timeout_s": _DRAIN_S,
         "ray_actor_options": {
             "num_cpus": float(cores),
             "num_gpus": float(gpus),
@@ -80,4 +78,4 @@ def _write_readme(deployment: DeploymentMap) -> str:
         f"       ray start --address HEAD:6379 --resources '{{\"{NODE_RESOURCE}{node.name}\": 1}}'"
         for node in deployment.nodes
     )
-    return fill_text("ray_serve.md", distribution=DISTRIBUTION, folder=_FOLDER, starts=starts, port=_HTTP_PORT)
+    return fill_text("ray_serve.md", distribution=DISTRIBUTION, folder=_FOLDER, starts=starts, port=HTTP_PORT)

@@ -32,7 +32,7 @@ Dim = int | str | None
 DEFAULT_DIM, DEFAULT_SIDE, DEFAULT_CHANNELS = 128, 224, 3
 #: Sequence lengths to try where a model refuses the default, such as CLIP's text of at most 77 tokens, or a model fixed
 #: to the length of the exporter's example.
-SHORTER_DIMS = (64, 32, 16, 8)
+SHORTER_DIMS = tuple(DEFAULT_DIM >> halvings for halvings in range(1, 5))
 #: Size to try for dimensions of unknown meaning where a model refuses the default: a second of sound.
 LONGER_DIM = 16_000
 

@@ -25,7 +25,7 @@ from gpuprof.graph.element_types import dtype_name, elem_type
 from gpuprof.graph.nodes import MOST_VALUES, graphs_of, label, sort_nodes
 
 #: Limit of a Protocol Buffers message; larger models keep their weights in external data.
-LARGEST_FILE_BYTES = 2**31 - 1
+LARGEST_FILE_BYTES = onnx.checker.MAXIMUM_PROTOBUF
 #: Most elements of a tensor: larger than any device holds is an error or an attack, and products would overflow.
 MOST_ELEMENTS = 2**42
 #: Ops of ONNX Runtime's optimizer in ONNX's own domain, unknown to ONNX's checker.

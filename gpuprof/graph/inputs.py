@@ -44,9 +44,8 @@ _LOOKUPS = {"Gather": 1, "GatherElements": 1, "EmbedLayerNormalization": 0}
 _RECURRENT = {"LSTM", "GRU", "RNN"}
 #: Upper bound of indices and flags without a look-up table: 0 and 1 are always valid.
 _UNBOUNDED = 2
-#: Words of texts for models without a vocabulary, and the number of words per text.
-_UNKNOWN_TEXTS = ("alpha", "beta", "gamma", "delta")
-_WORDS = 8
+#: Texts for models without a vocabulary.
+_UNKNOWN_TEXTS = ("alpha beta", "gamma delta")
 #: Attribute with the vocabulary of each op.
 _TEXTS = {
     "OneHotEncoder": "cats_strings",
@@ -55,8 +54,6 @@ _TEXTS = {
     "DictVectorizer": "string_vocabulary",
     "TfIdfVectorizer": "pool_strings",
 }
-#: Ops that split texts into words.
-_OF_WORDS = {"TfIdfVectorizer"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,20 +330,15 @@ def random_inputs(graph: ModelGraph, seed: int = 0) -> dict[str, Array]:
     has_texts = any(tensor.dtype == "string" for tensor in graph.inputs)
     texts_by_input = _read_known_texts(Path(graph.path)) if has_texts and Path(graph.path).is_file() else {}
     return {
-        tensor.name: _random_texts(tensor, texts_by_input.get(tensor.name), seed)
+        tensor.name: _random_texts(tensor, texts_by_input.get(tensor.name, _UNKNOWN_TEXTS), seed)
         if tensor.dtype == "string"
         else _random_array(tensor, limits.get(tensor.name), seed)
         for tensor in graph.inputs
     }
 
 
-def _random_texts(tensor: Tensor, vocabulary: _KnownTexts | None, seed: int) -> Array:
-    """Return texts from the model's vocabulary, of several words if the model splits texts into words."""
-    random = _generator(tensor, seed)
-    choices = vocabulary.texts if vocabulary else _UNKNOWN_TEXTS
-    words = _WORDS if vocabulary is None or vocabulary.are_words else 1
-    texts = [" ".join(random.choice(choices, words)) for _ in range(tensor.elements)]
-    return np.array(texts, dtype=object).reshape(tensor.shape)
+def _random_texts(tensor: Tensor, vocabulary: Sequence[str], seed: int) -> Array:
+    return _generator(tensor, seed).choice(np.array(vocabulary, dtype=object), tensor.shape)
 
 
 def _generator(tensor: Tensor, seed: int) -> np.random.Generator:
@@ -418,22 +410,14 @@ def _largest(weights: tuple[Tensor, ...], graph: ModelGraph) -> int | None:
     return max(0, int(value.max())) if value is not None and value.size and value.dtype.kind in "iu" else None
 
 
-@dataclass(frozen=True, slots=True)
-class _KnownTexts:
-    """Vocabulary of the ops behind an input."""
-
-    texts: tuple[str, ...]
-    are_words: bool  #: Whether the entries are words of longer texts, not whole values.
-
-
-def _read_known_texts(path: Path) -> dict[str, _KnownTexts]:
+def _read_known_texts(path: Path) -> dict[str, tuple[str, ...]]:
     """Return, for each input, the vocabulary of the first op with a vocabulary behind it; absent without such an op.
 
     Raises `InputError` if the file is not ONNX or damaged.
     """
     file = read_onnx(path)
     sources = {info.name: {info.name} for info in file.inputs}
-    texts: dict[str, _KnownTexts] = {}
+    texts: dict[str, tuple[str, ...]] = {}
     for node in file.model.graph.node:
         behind = set().union(*(sources.get(name, set()) for name in node.input))
         if vocabulary := _texts_of(node):
@@ -443,8 +427,7 @@ def _read_known_texts(path: Path) -> dict[str, _KnownTexts]:
     return texts
 
 
-def _texts_of(node: NodeProto) -> _KnownTexts | None:
+def _texts_of(node: NodeProto) -> tuple[str, ...]:
     name = _TEXTS.get(node.op_type)
     raw = next((attribute.strings for attribute in node.attribute if attribute.name == name), ())
-    texts = tuple(text.decode(errors="replace") for text in raw)
-    return _KnownTexts(texts, node.op_type in _OF_WORDS) if texts else None
+    return tuple(text.decode(errors="replace") for text in raw)

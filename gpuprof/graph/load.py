@@ -34,8 +34,6 @@ from gpuprof.graph.shapes import Body, Shapes, UnknownShapeError
 
 #: Suffix of the dimension for the iterations of a Loop: ``--dim NODE.turns=20``.
 TURNS = ".turns"
-#: Cached graphs: models times the batches of a campaign or a plan.
-_MOST_GRAPHS = 256
 #: Cached walks, for the nodes behind the ops of a graph, which a plan needs after reading all models. A walk of 2,300
 #: ops takes 3.4 MB.
 _MOST_WALKS = 8
@@ -271,7 +269,7 @@ def _explain_error(
     )
 
 
-@lru_cache(maxsize=_MOST_GRAPHS)
+@lru_cache
 def _load(
     path: Path, stamp: tuple[tuple[int, int], ...], batch: int, name: str, dims: tuple[tuple[str, int], ...]
 ) -> ModelGraph:

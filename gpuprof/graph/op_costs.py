@@ -201,16 +201,6 @@ def multi_head_attention(call: OpCall) -> int:
     return _scores(batch, heads, queries, keys, width, value_width)
 
 
-def quantised_attention(call: OpCall) -> int:
-    """Return the FLOPs of ONNX Runtime's QAttention: its Attention on 8-bit inputs, with a scale each."""
-    batch, length, features = call.x.shape
-    wide = call.input(1).shape[1]
-    heads = call.whole("num_heads", 1)
-    projection = batch * length * wide * (2 * features + 2)  # the scale, and the bias, which is required
-    width = wide // 3 // heads
-    return projection + _scores(batch, heads, length, length, width, width, masked=call.has(5))
-
-
 def mixture_of_experts(call: OpCall) -> int:
     """Return the FLOPs of ONNX Runtime's MoE and QMoE: each row goes through ``k`` experts of two or three products.
 
@@ -231,14 +221,17 @@ def _inner_width(call: OpCall, position: int, features: int) -> int:
     return prod(call.input(position).shape[1:]) * packed // features
 
 
-def projected_attention(call: OpCall) -> int:
-    """Return the FLOPs of ONNX Runtime's Attention, which includes the projection to Q, K and V."""
+def projected_attention(call: OpCall, mask: int = 3, scales: int = 0) -> int:
+    """Return the FLOPs of ONNX Runtime's Attention, which includes the projection to Q, K and V.
+
+    ``mask``: position of the mask; ``scales``: multiplications per projected value of quantised inputs.
+    """
     batch, length, features = call.x.shape
     wide = call.input(1).shape[1]
     heads = call.whole("num_heads", 1)
-    projection = batch * length * wide * (2 * features + call.has(2))
+    projection = batch * length * wide * (2 * features + call.has(2) + scales)
     width = wide // 3 // heads
-    return projection + _scores(batch, heads, length, length, width, width, masked=call.has(3))
+    return projection + _scores(batch, heads, length, length, width, width, masked=call.has(mask))
 
 
 def _scores(batch: int, heads: int, queries: int, keys: int, width: int, value_width: int, masked: bool = False) -> int:
@@ -492,7 +485,7 @@ _RUNTIME_FORMULAS: dict[str, _Formula] = {
     **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), _skip_norm),
     "GroupNorm": _channel_norm,
     "SimplifiedLayerNormalization": _rms_norm,
-    "QAttention": quantised_attention,
+    "QAttention": lambda call: projected_attention(call, mask=5, scales=1),
     **dict.fromkeys(("EmbedLayerNormalization", "QEmbedLayerNormalization"), _embedding_norm),
     **dict.fromkeys(("MoE", "QMoE"), mixture_of_experts),
     **dict.fromkeys(("NhwcConv", "NhwcFusedConv"), convolution),

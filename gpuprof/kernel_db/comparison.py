@@ -27,10 +27,10 @@ from gpuprof.kernel_db.store import KernelDb
 POWER = 0.95
 #: Columns of a run usable for the selection of a side.
 _RUN_KEYS = ("runtime_version", "driver", "model_sha256", "host", "gpuprof_version", "collector", "run_id")
-#: Degrees of freedom added when the variance of a cell is raised to at least the mean variance, and the fewest cells
-#: for this. With spreads differing up to threefold between cells, alarms then stay at the stated rate, and three runs a
+#: Fewest cells for raising the variance of a cell to at least the mean variance, which adds as many degrees of freedom.
+#: With spreads differing up to threefold between cells, alarms then stay at the stated rate, and three runs a
 #: side detect 5% at a spread of 0.6% (`tests/kernel_db/test_comparison.py`).
-_SHARED_FREEDOM, _LEAST_CELLS = 4, 4
+_LEAST_CELLS = 4
 #: Milliseconds in a batch of each kernel, and of each op, in each run.
 _KERNEL_MS = """
 select k.run_id, name, sum(duration_ns) / 1e6 / max(repeats) from kernels k
@@ -135,7 +135,7 @@ def compare_cells(
     variances = {key: _pool_variance(*side) for key, side in sides.items()}
     repeated = [variance for variance, freedom in variances.values() if freedom]
     is_shared = len(repeated) >= _LEAST_CELLS
-    shared_variance, extra_freedom = (statistics.fmean(repeated), _SHARED_FREEDOM) if is_shared else (0.0, 0)
+    shared_variance, extra_freedom = (statistics.fmean(repeated), _LEAST_CELLS) if is_shared else (0.0, 0)
     tests: dict[ComparedCell, tuple[float, float, float]] = {}  # difference, its standard error, degrees of freedom
     for key, (first, second) in sides.items():
         variance, freedom = variances[key]
@@ -195,7 +195,7 @@ def predict_next_run(latencies_ms: Sequence[float], pooled_variance: float) -> t
     ``latencies_ms``: of two or more runs; ``pooled_variance``: of `pool_variances`.
     """
     logs = [math.log(latency_ms) for latency_ms in latencies_ms]
-    freedom = len(logs) - 1 + (_SHARED_FREEDOM if pooled_variance else 0)
+    freedom = len(logs) - 1 + (_LEAST_CELLS if pooled_variance else 0)
     deviation = math.sqrt(max(statistics.variance(logs), pooled_variance) * (1.0 + 1.0 / len(logs)))
     middle, half_width = statistics.fmean(logs), _student_quantile(0.95, freedom) * deviation
     return math.exp(middle - half_width), math.exp(middle + half_width)

@@ -12,15 +12,17 @@ import io
 import json
 import math
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from gpuprof.domain.catalogue import devices
+from gpuprof.domain.catalogue import datasets, devices
 from gpuprof.domain.file_access import decode_text, read_input
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, RunRow, workload_label
@@ -224,12 +226,23 @@ def _read_analyzed(source: Source, line: int, row: Mapping[str, str]) -> dict[st
     }
 
 
-#: Rows of iGniter's published matrices are batches, columns shares.
-BATCHES = (1, 16, 32)
-SHARES_PCT = (10.0, 50.0, 100.0)
-#: Batch size of the L2 utilisation and of the runs of two copies, each on half of the device.
-L2_BATCH = 16
-_HALF_PCT = 50.0
+@dataclass(frozen=True, slots=True)
+class IgniterGrid:
+    """Workloads of the matrices in iGniter's profiles, from ``datasets/igniter.toml``."""
+
+    batches: tuple[int, ...]
+    shares_pct: tuple[float, ...]
+    #: ``pair_batch``, ``pair_share_pct``: Of each of two copies at once; the L2 utilisation is at this batch, too.
+    pair_batch: int
+    pair_share_pct: float
+
+
+@cache
+def igniter_grid() -> IgniterGrid:
+    """Return the workloads that iGniter measures."""
+    table = tomllib.loads((datasets() / "igniter.toml").read_text(encoding="utf-8"))
+    batches, shares_pct = tuple(table["batches"]), tuple(table["shares_pct"])
+    return IgniterGrid(batches, shares_pct, table["pair_batch"], table["pair_share_pct"])
 
 
 class IgniterProfile:
@@ -302,9 +315,10 @@ def parse_igniter_tables(text: str, path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _make_model_rows(run: RunRow, name: str, table: Mapping[str, Any]) -> Iterable[ModelRow]:
-    for i, batch in enumerate(BATCHES):
-        for j, share in enumerate(SHARES_PCT):
-            alone_twice = (batch, share) == (L2_BATCH, _HALF_PCT)
+    grid = igniter_grid()
+    for i, batch in enumerate(grid.batches):
+        for j, share in enumerate(grid.shares_pct):
+            alone_twice = (batch, share) == (grid.pair_batch, grid.pair_share_pct)
             yield ModelRow(
                 run_id=run.run_id,
                 model=name,
@@ -314,7 +328,7 @@ def _make_model_rows(run: RunRow, name: str, table: Mapping[str, Any]) -> Iterab
                 latency_mean_ms=float(table["gpulatency"][i][j]),
                 power_w=float(table["power"][i][j]),
                 clock_mhz=float(table["frequency"][i][j]),
-                l2_pct=float(table["l2caches"][j]) if batch == L2_BATCH and "l2caches" in table else None,
+                l2_pct=float(table["l2caches"][j]) if batch == grid.pair_batch and "l2caches" in table else None,
                 h2d_bytes=batch * int(table["inputdata"]),
                 d2h_bytes=batch * int(table["outputdata"]),
                 dispatch_ms=table.get("idletime_1") if alone_twice else None,
@@ -324,6 +338,7 @@ def _make_model_rows(run: RunRow, name: str, table: Mapping[str, Any]) -> Iterab
 def _make_copy_rows(run: RunRow, group: int, name: str, table: Mapping[str, Any]) -> Iterable[ColocationRow]:
     if "activetime_2" not in table:
         return
+    batch, share_pct = igniter_grid().pair_batch, igniter_grid().pair_share_pct
     for member in range(2):
         yield ColocationRow(
             run_id=run.run_id,
@@ -331,9 +346,9 @@ def _make_copy_rows(run: RunRow, group: int, name: str, table: Mapping[str, Any]
             group=group,
             member=member,
             model=name,
-            batch=L2_BATCH,
-            beside=workload_label(name, L2_BATCH, _HALF_PCT, None, 1),
-            sm_share_pct=_HALF_PCT,
+            batch=batch,
+            beside=workload_label(name, batch, share_pct, None, 1),
+            sm_share_pct=share_pct,
             latency_mean_ms=float(table["activetime_2"]),
             solo_latency_mean_ms=table.get("activetime_1"),
             power_w=table.get("power_2"),

@@ -16,7 +16,7 @@ from typing import Any
 from gpuprof.domain.catalogue import datasets
 from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.file_access import write_atomically
-from gpuprof.domain.number_format import number_formatter
+from gpuprof.domain.number_format import NumberFormat
 from gpuprof.errors import InputError, refuse_unwritable, unknown_name
 from gpuprof.lab.cells import LabCell, Record, parse_policy, read_records, run_cells
 from gpuprof.lab.scenarios import Scenario, list_scenarios
@@ -627,7 +627,7 @@ def _make_figure_sections(figure: DrawnFigure) -> list[Section]:
     return sections
 
 
-_FORMAT = number_formatter(4)
+_FORMAT = NumberFormat(4)
 
 
 def _text(value: object) -> str:

@@ -35,10 +35,12 @@ from gpuprof.estimators.igniter.igniter import (
     coefficients_path,
     write_coefficients,
 )
+from gpuprof.graph.dims import DEFAULT_CHANNELS, DEFAULT_SIDE
 from gpuprof.kernel_db.importing import import_files
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
+from gpuprof.placement.search_space import SHARE_STEP
 from gpuprof.simulator.trace import thesis_network_ms
 
 PARVAGPU_DEVICE, IGNITER_DEVICE = "a100-80", "v100"
@@ -50,8 +52,8 @@ _SOURCES: Mapping[str, str] = MappingProxyType(
     }
 )
 _MIG_PROFILES = {1: "1g.10gb", 2: "2g.20gb", 3: "3g.40gb", 4: "4g.40gb", 7: "7g.80gb"}
-#: Shares in the computed databases are multiples of these percentages.
-MPS_STEP_PCT, USHER_STEP_PCT = 2.5, 10.0
+#: Shares in the database computed for USHER are multiples of this percentage.
+USHER_STEP_PCT = 10.0
 _USHER_KINDS = ("k80", "v100", "a100-80", "h100")
 
 
@@ -204,7 +206,7 @@ _BUILDERS: Mapping[str, Callable[[KernelDb, Path | None], None]] = MappingProxyT
         "parvagpu-mps": _compute_parvagpu_mps,
         "igniter": _import_igniter,
         "thesis": _import_thesis,
-        "thesis-shares": lambda database, _: scale_v100(database, (IGNITER_DEVICE,), MPS_STEP_PCT),
+        "thesis-shares": lambda database, _: scale_v100(database, (IGNITER_DEVICE,), SHARE_STEP),
         "usher": lambda database, _: scale_v100(database, _USHER_KINDS),
         "usher-shares": lambda database, _: scale_v100(database, _USHER_KINDS, USHER_STEP_PCT),
     }
@@ -335,7 +337,7 @@ def read_mps_latencies(folder: Path) -> dict[Workload, float]:
     largest = {
         model: max(max(rates) for (name, _), rates in slices_of.items() if name == model) for model, _ in slices_of
     }
-    shares = [MPS_STEP_PCT * number for number in range(1, round(100.0 / MPS_STEP_PCT) + 1)]
+    shares = [SHARE_STEP * number for number in range(1, round(100.0 / SHARE_STEP) + 1)]
     return {
         Workload(model, batch, Share(pct)): 1000.0 * batch / _rate_at(rates, pct / 100.0 * largest[model])
         for (model, batch), rates in slices_of.items()
@@ -362,7 +364,8 @@ def _rate_at(rates: Mapping[int, float], slices: float) -> float:
 Manner = Literal["server", "batches", "neighbours", "cluster", "stretched"]
 
 #: Bytes of a request: 3 × 224 × 224 float32, or 512 token numbers of 64 bits (thesis §6.1.2).
-_IMAGE_BYTES, _TEXT_BYTES = 602_112.0, 4_096.0
+_IMAGE_BYTES = 4.0 * DEFAULT_CHANNELS * DEFAULT_SIDE**2
+_TEXT_BYTES = 4_096.0
 _LANGUAGE_MODELS = frozenset({"bert", "bloom_560", "gpt2", "t5", "xlnet"})
 
 

@@ -8,6 +8,7 @@ overload, and take CPU time from the server's workers where they share its cores
 from __future__ import annotations
 
 import gc
+import math
 import multiprocessing
 import select
 import socket
@@ -32,8 +33,6 @@ _MAX_CONNECTIONS = 800  # systems often allow a process 1024 open files
 #: Length of an answer without Content-Length, and the end of a chunked answer.
 _UNTIL_CLOSED = sys.maxsize
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
-#: Time of a server that does not report it.
-UNKNOWN_MS = -1.0
 _METRICS = (b"queue", b"infer", b"total")
 #: Interval of the checks for the end, and the delay of a closed loop after a lost request.
 _LOOK_S = 0.1
@@ -71,23 +70,23 @@ class SentRequests:
     #: Closed loop: position of each request's model.
     models: array[int] = field(default_factory=lambda: array("h"))
     #: ``server_ms``, ``queue_ms``, ``infer_ms``: Time in the server, and its parts in the queue and in the model, as
-    #: the server reports them; `UNKNOWN_MS` where the server does not, and empty where the client did not ask.
+    #: the server reports them; NaN where the server does not, and empty where the client did not ask.
     server_ms: array[float] = field(default_factory=lambda: array("d"))
     queue_ms: array[float] = field(default_factory=lambda: array("d"))
     infer_ms: array[float] = field(default_factory=lambda: array("d"))
 
 
 class ServerTimes(NamedTuple):
-    """Times that a server reports for an answer, ms; `UNKNOWN_MS` where they are missing."""
+    """Times that a server reports for an answer, ms; NaN where they are missing."""
 
-    queue_ms: float = UNKNOWN_MS  #: Waiting for a batch.
-    infer_ms: float = UNKNOWN_MS  #: The model.
-    total_ms: float = UNKNOWN_MS
+    queue_ms: float = math.nan  #: Waiting for a batch.
+    infer_ms: float = math.nan  #: The model.
+    total_ms: float = math.nan
 
 
 def read_times(value: bytes) -> ServerTimes:
     """Return the times in ``value``, the ``Server-Timing`` header in lower case; unknown metrics are ignored."""
-    times = dict.fromkeys(_METRICS, UNKNOWN_MS)
+    times = dict.fromkeys(_METRICS, math.nan)
     for metric in value.split(b","):
         name, *parameters = (part.strip() for part in metric.split(b";"))
         if name not in times:
@@ -97,7 +96,7 @@ def read_times(value: bytes) -> ServerTimes:
             if key.strip() == b"dur":
                 with suppress(ValueError):
                     duration_ms = float(text.strip(b' "'))
-                    times[name] = duration_ms if 0.0 <= duration_ms < float("inf") else UNKNOWN_MS
+                    times[name] = duration_ms if 0.0 <= duration_ms < float("inf") else math.nan
     return ServerTimes(*times.values())
 
 
@@ -222,7 +221,7 @@ class LoadClient:
         self._steps_done: dict[int, int] = {}  # by number of the request, of chains only
         count = len(schedule.times)
         self.sent = SentRequests(array("d", bytes(8 * count)), array("d", [-1.0]) * count, array("h", bytes(2 * count)))
-        unknown = array("d", [UNKNOWN_MS]) * count
+        unknown = array("d", [math.nan]) * count
         self.sent.server_ms, self.sent.queue_ms, self.sent.infer_ms = unknown, unknown[:], unknown[:]
 
     def run(self, start: float) -> SentRequests:
@@ -254,7 +253,7 @@ class LoadClient:
                 for column, value in ((self.sent.sent_s, 0.0), (self.sent.done_s, -1.0)):
                     column.append(value)
                 for times in (self.sent.server_ms, self.sent.queue_ms, self.sent.infer_ms):
-                    times.append(UNKNOWN_MS)
+                    times.append(math.nan)
                 self.sent.status.append(0)
                 self.sent.models.append(model)
                 self._send(len(self.sent.sent_s) - 1, model, now)
@@ -367,8 +366,7 @@ class LoadClient:
         columns = self.sent.queue_ms, self.sent.infer_ms, self.sent.server_ms
         for column, spent_ms in zip(columns, told, strict=True):
             is_first = number not in self._steps_done
-            is_known = UNKNOWN_MS not in (spent_ms, column[number])
-            column[number] = spent_ms if is_first else column[number] + spent_ms if is_known else UNKNOWN_MS
+            column[number] = spent_ms if is_first else column[number] + spent_ms
 
     def _make_next_request(self, number: int, model: int, answer: bytes) -> tuple[bytes, bool]:
         """Return the request of the chain's next step, and whether its answer is passed on; empty after the last."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpuprof.load.client import UNKNOWN_MS, Schedule, SentRequests
+from gpuprof.load.client import Schedule, SentRequests
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     Floats = npt.NDArray[np.float64]
 
-PERCENTS = (50, 95, 99)
 #: Probability with which an interval holds the percentile.
 CONFIDENCE = 0.95
 #: The client is the limit when its own delay at the 99th percentile is more than this part of the median latency…
@@ -127,7 +126,7 @@ def summarize(
     seconds = span[1] - span[0]
     in_slo = int((answered <= slo_ms).sum())
     percentiles: dict[str, Any] = {}
-    for percent in PERCENTS:
+    for percent in (50, 95, 99):
         percentile = find_percentile(np.sort(answered).tolist(), percent)
         for end, value in (("", "value"), ("_low", "low"), ("_high", "high")):
             percentiles[f"p{percent}{end}_ms"] = None if percentile is None else getattr(percentile, value)
@@ -146,7 +145,7 @@ def summarize(
         mean_ms=float(answered.mean()) if len(answered) else None,
         **percentiles,
         lag_p99_ms=float(1000.0 * np.quantile(sent_s - due, 0.99)) if len(due) else 0.0,
-        server_mean_ms=float(told_ms.mean()) if len(told_ms) and not (told_ms == UNKNOWN_MS).any() else None,
+        server_mean_ms=float(told_ms.mean()) if len(told_ms) and not np.isnan(told_ms).any() else None,
         **_divide_slowest(answered, 1000.0 * (sent_s - due)[is_answer], server_ms[:, is_answer], percentiles["p99_ms"]),
     )
 
@@ -163,7 +162,7 @@ def _select_columns(
     done_s = np.concatenate([np.asarray(result.done_s) for result in results])
     status = np.concatenate([np.asarray(result.status, float) for result in results])
     server_times = [
-        [times or [UNKNOWN_MS] * len(result.sent_s) for times in (result.server_ms, result.queue_ms, result.infer_ms)]
+        [times or [np.nan] * len(result.sent_s) for times in (result.server_ms, result.queue_ms, result.infer_ms)]
         for result in results
     ]
     server_ms = np.concatenate([np.asarray(times, float) for times in server_times], axis=1)
@@ -173,7 +172,9 @@ def _select_columns(
 
 def _divide_slowest(latency_ms: Floats, late_ms: Floats, times_ms: Floats, p99_ms: float | None) -> dict[str, Any]:
     """Return the parts of the latency of answers from the 99th percentile on, if the server reports all times."""
-    if p99_ms is None or (times_ms == UNKNOWN_MS).any():
+    import numpy as np
+
+    if p99_ms is None or np.isnan(times_ms).any():
         return {}
     slowest = latency_ms >= p99_ms
     server_ms, queue_ms, infer_ms = times_ms[:, slowest]

@@ -60,7 +60,6 @@ def _set_all_threads(cores: Collection[int]) -> None:
             os.sched_setaffinity(int(thread.name), cores)
 
 
-_SCHED_OTHER = 0
 # System call by number: the C library wraps it only from glibc 2.41 on.
 _SYS_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # struct sched_attr, first version
@@ -81,7 +80,7 @@ def shorten_wakeup_latency() -> bool:
         return False
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     # The slice goes into the field of a deadline task's run time; nice must be repeated, otherwise it would become 0.
-    attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, _SCHED_OTHER, 0, nice, 0, _QUICK_SLICE_NS, 0, 0)
+    attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, nice, 0, _QUICK_SLICE_NS, 0, 0)
     return bool(ctypes.CDLL(None, use_errno=True).syscall(number, 0, ctypes.c_char_p(attributes), 0) == 0)
 
 

@@ -18,9 +18,8 @@ from gpuprof.domain.device import Device
 from gpuprof.machine.cgroup import cpu_quota_cores, memory_limit_bytes, read_text, usable_cores
 from gpuprof.machine.cores import allowed_cores
 
-#: Bandwidth assumed without a measurement: easily reached by a core of a server, and by four channels of DDR4.
+#: Bandwidth assumed without a measurement: easily reached by a core of a server.
 ASSUMED_BYTES_PER_S_A_CORE = 8e9
-ASSUMED_BYTES_PER_S_AT_MOST = 80e9
 
 _ASSUMED_CLOCK_MHZ = 2000.0
 _ASSUMED_CACHE_BYTES = 2**20
@@ -56,7 +55,6 @@ def local_cpu(root: Path = Path("/"), affinity: Collection[int] | None = None) -
     cores = min(float(info.physical_cores), quota or math.inf)
     slug = re.sub(r"[^a-z0-9]+", "-", _NOISE.sub(" ", info.model).lower()).strip("-")
     per_cycle, basis = flops_per_cycle(info)
-    bandwidth = min(ASSUMED_BYTES_PER_S_A_CORE * units, ASSUMED_BYTES_PER_S_AT_MOST)
     memory, memory_source = _memory(root)
     return Device(
         name=f"cpu-{slug or 'unknown'}-{units}c",
@@ -65,14 +63,14 @@ def local_cpu(root: Path = Path("/"), affinity: Collection[int] | None = None) -
         clock_mhz=clock,
         flops_per_s={dtype: cores * clock * 1e6 * rate for dtype, rate in per_cycle.items()},
         dram_bytes=memory,
-        dram_bytes_per_s=bandwidth,
+        dram_bytes_per_s=ASSUMED_BYTES_PER_S_A_CORE * units,
         l2_bytes=_last_level_cache(root, allowed[0]),
         sources={
             "name": info.model,
             "compute": f"computed: {cores:g} cores x {clock:.0f} MHz ({clock_source}) x {basis}; "
             "a boosted clock gives more",
-            "memory": f"{memory_source}; bandwidth assumed, {ASSUMED_BYTES_PER_S_A_CORE / 1e9:g} GB/s a core and at "
-            f"most {ASSUMED_BYTES_PER_S_AT_MOST / 1e9:g} GB/s, until it is measured",
+            "memory": f"{memory_source}; bandwidth assumed, {ASSUMED_BYTES_PER_S_A_CORE / 1e9:g} GB/s a core, "
+            "until it is measured",
             "price": "none: this machine",
         },
     )

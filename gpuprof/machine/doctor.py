@@ -23,9 +23,9 @@ from gpuprof.errors import DISTRIBUTION, GpuprofError, install_hint
 from gpuprof.machine.cgroup import CpuQuota, cgroup_version, cpu_quota_cores, memory_limit_bytes
 from gpuprof.machine.cpu import local_cpu
 from gpuprof.machine.gpu import ask_nvml, decode_nvml
-from gpuprof.machine.mps import ANSWER_S, CONTROL, DEFAULT_PIPE
+from gpuprof.machine.mps import CONTROL, DEFAULT_PIPE
 from gpuprof.runtime.gpu_probe import read_probe
-from gpuprof.runtime.module_command import module_command
+from gpuprof.runtime.module_command import ANSWER_S, module_command
 from gpuprof.runtime.providers import LIBRARIES_FIX, MPS_PIPE, ORT_CUDA, has_code
 
 

@@ -22,7 +22,8 @@ from gpuprof.domain.plural import count_of
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.machine.gpu import LocalMigInstance, list_local_gpus, local_gpus
-from gpuprof.machine.mps import ANSWER_S, DEFAULT_PIPE, PERCENTAGE, mps_daemon
+from gpuprof.machine.mps import DEFAULT_PIPE, PERCENTAGE, mps_daemon
+from gpuprof.runtime.module_command import ANSWER_S
 from gpuprof.runtime.providers import MPS_PIPE
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +20,16 @@ from typing import Any, TypeVar, cast
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_compiling_s, _compiling_cpu_s = 0.0, 0.0
+
+@dataclass
+class _Spent:
+    """Time spent within `compiling`."""
+
+    clock_s: float = 0.0
+    cpu_s: float = 0.0
+
+
+_SPENT = _Spent()
 
 
 @contextmanager
@@ -28,23 +38,22 @@ def compiling() -> Iterator[None]:
 
     Compiling takes seconds, once on a machine, and must not end the searches that need the code.
     """
-    global _compiling_s, _compiling_cpu_s
     began, cpu_began = time.monotonic(), time.process_time()
     try:
         yield
     finally:
-        _compiling_s += time.monotonic() - began
-        _compiling_cpu_s += time.process_time() - cpu_began
+        _SPENT.clock_s += time.monotonic() - began
+        _SPENT.cpu_s += time.process_time() - cpu_began
 
 
 def working_s() -> float:
     """Return a clock in seconds that stands still within `compiling`."""
-    return time.monotonic() - _compiling_s
+    return time.monotonic() - _SPENT.clock_s
 
 
 def working_cpu_s() -> float:
     """Return this process's processor time in seconds, without that within `compiling`."""
-    return time.process_time() - _compiling_cpu_s
+    return time.process_time() - _SPENT.cpu_s
 
 
 def compile_function(function: Function) -> Function:

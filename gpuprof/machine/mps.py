@@ -16,18 +16,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuprof.errors import InputError, UnavailableError
+from gpuprof.errors import LONGEST_DETAIL, InputError, UnavailableError
+from gpuprof.runtime.module_command import ANSWER_S, REACTION_S
 from gpuprof.runtime.providers import MPS_PIPE
 
 CONTROL = "nvidia-cuda-mps-control"
 LOG = "CUDA_MPS_LOG_DIRECTORY"
 PERCENTAGE, MEMORY = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 DEFAULT_PIPE = "/tmp/nvidia-mps"
-#: Time for an answer of a tool or the driver: a first start of CUDA on a cold disk takes tens of seconds.
-ANSWER_S = 120.0
-#: Seconds: for a daemon that was started to answer, between two attempts.
-_START_S, _PAUSE_S = 5.0, 0.1
-_LOG_TAIL = 300
+#: Time between two attempts to reach a daemon.
+_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +149,7 @@ def _start(control: str, environment: Mapping[str, str], log: Path) -> None:
             )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UnavailableError(f"the MPS daemon does not start: {error}") from error
-    end = time.monotonic() + _START_S
+    end = time.monotonic() + REACTION_S
     while not (answers := _is_responding(control, environment)) and time.monotonic() < end:
         time.sleep(_PAUSE_S)
     if process.returncode or not answers:
@@ -168,7 +166,7 @@ def read_log_tails(directory: Path | str | None) -> str:
         except OSError:
             continue
         if text:
-            tails.append(f"{path.name}: {text[-_LOG_TAIL:]}")
+            tails.append(f"{path.name}: {text[-LONGEST_DETAIL:]}")
     return "; ".join(tails)
 
 

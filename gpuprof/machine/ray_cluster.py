@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import Any
 
 from gpuprof.errors import UnavailableError, install_hint
+from gpuprof.runtime.module_command import REACTION_S
 
-_ANSWER_S = 5.0
 _FIX = "ray start --head starts one; RAY_ADDRESS says where"
 
 
@@ -37,6 +37,6 @@ def _probe_address(address: str) -> None:
     if not host or not port.isdigit() or "//" in address:
         return
     try:
-        socket.create_connection((host, int(port)), _ANSWER_S).close()
+        socket.create_connection((host, int(port)), REACTION_S).close()
     except (OSError, OverflowError) as error:
         raise UnavailableError(f"no Ray cluster answers at {address}: {error}", _FIX) from None

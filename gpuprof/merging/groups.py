@@ -11,7 +11,6 @@ from onnx import NodeProto
 
 from gpuprof.graph.nodes import list_captured
 from gpuprof.merging.similarity import (
-    OMEGA,
     TOLERANCE,
     CommonBlock,
     Matrix,
@@ -41,7 +40,7 @@ class NodeGroup:
     blocks: dict[tuple[int, int], CommonBlock] = field(default_factory=dict)
 
 
-def group_nodes(sources: Sequence[SourceModel], omega: float = OMEGA, tolerance: float = TOLERANCE) -> list[NodeGroup]:
+def group_nodes(sources: Sequence[SourceModel], omega: float, tolerance: float = TOLERANCE) -> list[NodeGroup]:
     """Return groups of corresponding nodes of normalised ``sources``.
 
     Models are added in order, as in §3.4.2. Weighted operators join existing groups by the Hungarian algorithm: same

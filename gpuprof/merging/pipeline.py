@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +11,11 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto
 
-from gpuprof.domain.file_access import refuse_to_replace
+from gpuprof.domain.file_access import write_beside
 from gpuprof.domain.model import Tensor
 from gpuprof.domain.sizes import check_size
-from gpuprof.errors import InfeasibleError, InputError, refuse_unwritable, runtime_errors
-from gpuprof.graph.element_types import dtype_name
+from gpuprof.errors import InfeasibleError, InputError, runtime_errors, shorten_message
+from gpuprof.graph.element_types import FATAL_ONLY, dtype_name
 from gpuprof.graph.file import read_onnx
 from gpuprof.graph.inputs import random_inputs
 from gpuprof.graph.load import load_graph
@@ -27,7 +24,6 @@ from gpuprof.merging.gain import TYPICAL_CPU, GainContext, PlanGain, Rates, coun
 from gpuprof.merging.groups import NodeGroup, count_graph, group_architectures, group_nodes
 from gpuprof.merging.merger import build_merged
 from gpuprof.merging.plan import MergePlan, Step, make_plan
-from gpuprof.merging.similarity import OMEGA
 from gpuprof.merging.source import OLDEST_OPSET, Array, SourceModel, normalise, number_names, read_source
 from gpuprof.runtime.session import open_session
 
@@ -39,7 +35,7 @@ if TYPE_CHECKING:
 class MergeOptions:
     """Settings of a merge."""
 
-    omega: float = OMEGA  #: Least similarity of operators to merge, the paper's ω.
+    omega: float = 0.4  #: Least similarity of operators to merge, the paper's ω (its figure 26b).
     force: bool = False  #: Merge steps predicted to cost time, too.
     dims: Mapping[str, int] = field(default_factory=dict)  #: Sizes of free dimensions other than the batch.
     #: Batch of each model for the predicted gain; 1 where absent.
@@ -68,8 +64,7 @@ class MergedInMemory:
         Raises `InfeasibleError` when an output differs by more than the tolerance or the result is no valid model, and
         writes nothing; `InputError` when ``output`` cannot be written, or a model cannot be run.
         """
-        with _temporary_directory_beside(output) as directory:
-            path = directory / output.name
+        with write_beside(output, "choose another place with -o") as path:
             _save(self, path)
             proof = prove_same(self.sources, path, self.described)
             _check_proof(proof)
@@ -77,9 +72,6 @@ class MergedInMemory:
                 members = [replace(m, absent_rows=proof.absent_rows.get(m.name, 0)) for m in self.described.members]
                 write_description(self.model, MergedModel(tuple(members)))
                 _save(self, path)
-            # External data move first, then the model file that refers to them.
-            for file in sorted(directory.iterdir(), key=lambda file: file == path):
-                file.replace(output.parent / file.name)
         return replace(self.report, proof=proof)
 
 
@@ -265,21 +257,8 @@ def _save(merged: MergedInMemory, path: Path) -> None:
     except OSError as error:
         raise InputError(f"cannot write {path.name}: {error.strerror or error}") from error
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        message = " ".join(str(error).split())[:300]
-        raise InfeasibleError(f"the merged model is not valid ONNX, so nothing is written: {message}") from error
-
-
-@contextmanager
-def _temporary_directory_beside(output: Path) -> Iterator[Path]:
-    """Yield a temporary directory next to ``output``, so that finished files are only renamed."""
-    if output.is_dir():
-        raise InputError(f"{output} is a directory", "give the name of the file to write")
-    with refuse_unwritable(refuse_to_replace(output)):
-        directory = Path(tempfile.mkdtemp(dir=output.parent, prefix=".tmp-merge-"))
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        text = f"the merged model is not valid ONNX, so nothing is written: {shorten_message(error)}"
+        raise InfeasibleError(text) from error
 
 
 MERGED, DIVIDED, SHARED, APART = "merged", "super-operator", "shared", "apart"
@@ -543,8 +522,8 @@ def _run(
     import onnxruntime as ort
 
     options = ort.RunOptions()
-    options.log_severity_level = 4  # empty batches are tried on purpose
+    options.log_severity_level = FATAL_ONLY  # empty batches are tried on purpose
     try:
         return dict(zip(names, session.run(names, feeds, options), strict=True))
     except runtime_errors() as error:
-        raise InputError(f"{path} cannot be run: {' '.join(str(error).split())[:300]}") from error
+        raise InputError(f"{path} cannot be run: {shorten_message(error)}") from error

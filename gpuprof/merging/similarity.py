@@ -312,8 +312,6 @@ def _weight(node: NodeProto, source: SourceModel, dequantised: dict[str, str]) -
 
 Grid = npt.NDArray[np.float64]
 
-#: Operators less similar than this are not merged (the paper's ω, its figure 26b).
-OMEGA = 0.4
 #: Characters for similarities from 0, 1/4, 1/2, 3/4, and of 1.
 SHADES = "·░▒▓█"
 

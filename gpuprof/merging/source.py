@@ -20,7 +20,7 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from gpuprof.domain.model import Tensor
-from gpuprof.errors import InputError
+from gpuprof.errors import InputError, shorten_message
 from gpuprof.graph.dims import Dim, batch_axes, declared_dims
 from gpuprof.graph.element_types import dtype_name
 from gpuprof.graph.file import OnnxFile, read_onnx
@@ -178,9 +178,8 @@ def _convert_opset(file: OnnxFile, opset: int | None) -> ModelProto:
     try:
         return onnx.version_converter.convert_version(file.model, opset)
     except Exception as error:  # the converter passes on any exception of its C++ code and its checker
-        message = " ".join(str(error).split())[:200]
         raise InputError(
-            f"{file.path} has opset {domains.get('')} and cannot be converted to {opset}: {message}",
+            f"{file.path} has opset {domains.get('')} and cannot be converted to {opset}: {shorten_message(error)}",
             "export the models with the same opset",
         ) from error
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 #: Networks of ``quick``: small, of several kinds, and enough of them for an interval of their own.
 _QUICK_NETWORKS = ("squeezenet", "shufflenet", "unet", "transformer_encoder")
-_QUICK_BATCHES = (1, 8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +200,7 @@ def _measure(
     collector, why = choose_collector(settings.collector, here.kind)
     named_models = planning.parse_models([str(model) for model in models])
     if options.quick:
-        cells = tuple(Cell(model.job(batch, Share())) for model in named_models for batch in _QUICK_BATCHES)
+        cells = tuple(Cell(model.job(batch, Share())) for model in named_models for batch in planning.COLOCATED_BATCHES)
     elif here.kind == "gpu":
         batches = sorted({batch for batch, _ in planning.CONFIGURATIONS})
         free_models = [planning.free_batch_model(model, batches, path / COPIES) for model in named_models]

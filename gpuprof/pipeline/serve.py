@@ -194,8 +194,6 @@ class CorrectedEstimator:
         return self.estimator.shares(model, device)
 
 
-#: Time for the last answers after Ctrl-C.
-_DRAIN_S = 30.0
 #: Address for --public.
 _ANY_ADDRESS = "0.0.0.0"
 _ERRORS: dict[str, type[GpuprofError]] = {
@@ -355,7 +353,6 @@ def run_map_server(
         host=host,
         envoy=optional_path(settings.envoy),
         **{name: getattr(settings, name) for name in unchanged},
-        drain_s=_DRAIN_S,
         buffer_bytes=settings.buffer_mb << 20,
         max_body_bytes=settings.max_body_mb << 20,
         security=security,
@@ -421,6 +418,8 @@ def serve(
     ...     urlopen(f"{server.url}/v2/health/ready").status, server.workers
     (200, 1)
     """
+    from gpuprof.serving.server_settings import ServerSettings
+
     resolved = resolve_map(deployment)
     with tempfile.TemporaryDirectory(prefix="gpuprof-serve-") as folder:
         path = Path(folder) / "map.json"
@@ -437,7 +436,7 @@ def serve(
             yield server
         finally:
             os.close(answers)
-            _end(process, _DRAIN_S + settings.hang_s)
+            _end(process, ServerSettings().drain_s + settings.hang_s)
 
 
 def _start(map_file: Path, settings: ServeSettings) -> tuple[subprocess.Popen[bytes], int]:

@@ -115,10 +115,8 @@ def _find_last_measured(database: KernelDb, device: str) -> DeviceRow | None:
     return max(measured, key=lambda row: row.run_id, default=None)
 
 
-_SMALL_BYTES = 4
 _DURATION_S = 1.0
 _REPEATS = 3
-_MIB = 1 << 20
 _WORKER = b"gpuprof.serving.worker.worker"
 _PROC = Path("/proc")
 
@@ -138,8 +136,9 @@ def measure_overhead(device: str) -> dict[str, Any]:
     The fastest of several repeats counts, since other load only adds time. ``device``: name of this machine's CPU, on
     which the null models are served. Raises `UnavailableError` when the server does not start here.
     """
-    small, large = _measure_size(device, _SMALL_BYTES), _measure_size(device, _MIB)
-    busy = _measure_size(device, _SMALL_BYTES, BUSY_RPS)
+    number_bytes, mib = 4, 2**20
+    small, large = _measure_size(device, number_bytes), _measure_size(device, mib)
+    busy = _measure_size(device, number_bytes, BUSY_RPS)
     return {
         "request_ms": small.median_ms,
         "request_ms_per_mib": _per_mib(small.median_ms, large.median_ms),
@@ -152,7 +151,7 @@ def measure_overhead(device: str) -> dict[str, Any]:
 
 def _per_mib(small: float, large: float) -> float:
     """Return the cost of another MiB, halved: the null model returns its input, whereas networks have small outputs."""
-    return max(0.0, large - small) / (_MIB - _SMALL_BYTES) / 2.0 * _MIB
+    return max(0.0, large - small) / 2.0
 
 
 def _measure_size(device: str, size: int, rate_rps: float = CALM_RPS) -> OverheadSample:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
+from gpuprof.domain.deployment import LARGEST_BATCH
 from gpuprof.domain.sizes import parse_dims, single_sizes
 from gpuprof.domain.validation import describe_error
 from gpuprof.errors import InputError
@@ -146,8 +147,6 @@ ManyDims: TypeAlias = Annotated[Mapping[str, int | tuple[int, ...]], BeforeValid
 #: Input data of each model: a mapping, or texts ``[MODEL=]FILE``.
 DataFiles: TypeAlias = Annotated[Mapping[str, Path], BeforeValidator(_read_data_files)]
 
-#: Largest batch size.
-LARGEST_BATCH = 65_536
 #: A batch size.
 Batch: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
 #: Batch sizes, ascending: a sequence, or a text such as ``1,8,32``.

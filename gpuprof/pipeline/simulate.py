@@ -23,6 +23,7 @@ from gpuprof.pipeline.settings import Settings, option
 from gpuprof.pipeline.verdicts import SloVerdict, require_kept, write_results
 from gpuprof.placement.policies import make_policy
 from gpuprof.rules.host_work import host_work_of_plan
+from gpuprof.serving.change.window import HEADROOM
 from gpuprof.simulator.cluster import SimulationOptions, parse_failure
 from gpuprof.simulator.engine import simulate as simulate_all
 from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-#: Factor on the observed rates that a new map is planned for.
-_HEADROOM = 1.2
 #: The causes of `ModelOutcome.missed` in words.
 _CAUSES = {
     "network": "by time on the network",
@@ -425,7 +424,7 @@ def make_scheduler(
         nonlocal running
         # A model without requests keeps the smallest replica for later requests.
         demands = tuple(
-            replace(demand, rate_rps=max(_HEADROOM * rates[demand.model], 0.01 * demand.rate_rps))
+            replace(demand, rate_rps=max(HEADROOM * rates[demand.model], 0.01 * demand.rate_rps))
             for demand in problem.demands
         )
         try:

@@ -12,10 +12,8 @@ from gpuprof.domain.validation import NotNegative, Positive, Seed
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.result import Result
+from gpuprof.simulator.state import WINDOWS
 from gpuprof.simulator.trace import Trace, read_azure, read_trace, record_arrivals, write_trace
-
-#: Equal parts of a trace, of which the requests are counted.
-_PARTS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +24,8 @@ class TraceResult(Result):
 
     def rows(self) -> Sequence[Mapping[str, Any]]:
         """Return a record for each model: requests, rate, peak, burstiness, longest gap, requests in each part."""
-        statistics = self.trace.statistics(self.trace.duration_s / _PARTS)
-        counts = self.trace.counts(_PARTS).values()
+        statistics = self.trace.statistics(self.trace.duration_s / WINDOWS)
+        counts = self.trace.counts(WINDOWS).values()
         return [{**row, "counts": bins.tolist()} for row, bins in zip(statistics, counts, strict=True)]
 
     def write(self, path: PathArgument) -> None:

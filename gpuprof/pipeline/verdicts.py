@@ -10,7 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from gpuprof.domain.file_access import write_atomically
-from gpuprof.domain.number_format import number_formatter
+from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError, SloMissedError, refuse_unwritable
 
@@ -98,7 +98,7 @@ _SUFFIXES = (".json", ".md", ".xml")
 
 def format_markdown(verdicts: Sequence[SloVerdict]) -> str:
     """Return the verdicts as a Markdown table with a line per model."""
-    show = number_formatter(4)
+    show = NumberFormat(4)
     lines = [f"| {' | '.join(_HEADINGS.values())} |", f"|{'---|' * len(_HEADINGS)}"]
     for verdict in verdicts:
         record = verdict.record()

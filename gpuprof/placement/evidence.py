@@ -13,6 +13,7 @@ from gpuprof.domain.demand import Demand
 from gpuprof.domain.deployment import DeploymentMap, Partition, Replica, share_of
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import MOST_VARIATION, NOTHING_TRIED, Estimate, Estimator, Figure, TriedRuns, Workload
+from gpuprof.domain.number_format import ROUNDING
 from gpuprof.domain.sojourn import BatchServer, QueueModel
 from gpuprof.errors import InputError
 from gpuprof.rules.batching import padded_size
@@ -21,8 +22,6 @@ from gpuprof.rules.turns import LoadedReplica, add_waits, estimate_turn, held_sh
 
 #: Relative rounding of a map's figures.
 RELATIVE_ROUNDING = 1e-3
-#: Absolute rounding of a map's figures, and relative tolerance of rates, shares and times that policies computed.
-ROUNDING = 1e-6
 #: Maximum number of CUDA MPS clients of a device (CUDA up to 13.0).
 MPS_CLIENTS = 48
 #: Largest batch whose queue is computed: every size up to it is estimated.

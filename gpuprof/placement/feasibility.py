@@ -16,13 +16,13 @@ from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition, Replica
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import MEASURED, Estimate, FailedRun, Workload, board_work, classify_source
+from gpuprof.domain.number_format import ROUNDING
 from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn, queue_of
 from gpuprof.errors import InputError
 from gpuprof.placement.evidence import (
     MOST_BATCH,
     MPS_CLIENTS,
     RELATIVE_ROUNDING,
-    ROUNDING,
     Evidence,
     Location,
     Violation,

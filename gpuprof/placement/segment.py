@@ -16,10 +16,10 @@ from functools import partial
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
+from gpuprof.domain.number_format import ROUNDING
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, QuickQueueModel, queue_of
 from gpuprof.errors import InputError
-from gpuprof.placement.evidence import ROUNDING
 from gpuprof.placement.placement import PlacedReplica
 from gpuprof.placement.planned_workloads import PlannedWorkloads, planned_ms
 from gpuprof.placement.problem import Problem

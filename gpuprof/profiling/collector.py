@@ -102,12 +102,8 @@ class Collector(Protocol):
     def collect(self, request: Request) -> Collected:
         """Measure a request.
 
-        Raises
-        ------
-        InputError
-            When the model, the share or the batch cannot be run.
-        UnavailableError
-            When the tool fails, with its last words.
+        Raises `InputError` when the model, the share or the batch cannot be run; `UnavailableError` when the tool
+        fails, with its last words.
         """
 
 
@@ -117,12 +113,8 @@ def choose_collector(name: str, kind: str) -> tuple[Collector, str]:
     ``name``: a built-in name, an entry point's, ``"package.module:Class"``, or ``"auto"``; ``kind``: ``"cpu"`` or
     ``"gpu"``.
 
-    Raises
-    ------
-    InputError
-        For an unknown name.
-    UnavailableError
-        When the collector cannot run here; for ``auto``, when no collector can, with the reason of each.
+    Raises `InputError` for an unknown name; `UnavailableError` when the collector cannot run here; for ``auto``, when
+    no collector can, with the reason of each.
     """
     if name != "auto":
         try:

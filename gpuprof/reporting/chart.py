@@ -174,7 +174,7 @@ def shade_of(color: int) -> float:
 
 
 #: Dashes of the second, third and fourth eight series, and shapes of points, which differ from series to series.
-_DASHES = ("", "7 3", "2 3", "9 3 2 3")
+DASHES = ("", "7 3", "2 3", "9 3 2 3")
 _SHAPES = (
     "M-1,0a1,1 0 1,0 2,0a1,1 0 1,0 -2,0Z",  # disc
     "M-.9,-.9H.9V.9H-.9Z",  # square
@@ -336,7 +336,7 @@ def _draw_line(line: Line, x: Scale, y: Scale) -> str:
 
 
 def _dash(line: Line) -> str:
-    pattern = "6 4" if line.is_dashed else _DASHES[line.color // COLORS % len(_DASHES)]
+    pattern = "6 4" if line.is_dashed else DASHES[line.color // COLORS % len(DASHES)]
     return f' stroke-dasharray="{pattern}"' if pattern else ""
 
 

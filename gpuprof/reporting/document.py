@@ -13,7 +13,7 @@ from typing import Any
 from gpuprof.domain.deployment import DeploymentMap, parse_map
 from gpuprof.domain.file_access import read_input
 from gpuprof.domain.map_sources import describe_basis, describe_sources, is_observed
-from gpuprof.domain.number_format import number_formatter
+from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
 from gpuprof.reporting.chart import Chart, inline, show_number
@@ -258,7 +258,7 @@ def _format_column(key: str, values: Sequence[object]) -> list[str]:
     if key.endswith("_pct"):
         return [f"{value:,.1f}" if isinstance(value, int | float) else "–" for value in values]
     if all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values):
-        return number_formatter(4).show_column(values)
+        return NumberFormat(4).show_column(values)
     return [_format_number(value) for value in values]
 
 

@@ -16,6 +16,7 @@ from gpuprof.domain.plural import count_of
 from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow
 from gpuprof.reporting.chart import (
     COLORS,
+    DASHES,
     LINE,
     Axis,
     Box,
@@ -40,7 +41,8 @@ _SERVED_STAGES = {
     "scatter_ms": ("scatter", 5),
 }
 _PERCENTILES = ("p50", "p95", "p99")
-_MOST_BARS = 40
+#: Most bars of a figure.
+_MOST_BARS = 48
 
 
 def cdf_figure(series: Sequence[Row], slos_ms: Mapping[str, float]) -> Chart:
@@ -279,7 +281,6 @@ def _bars(title: str, names: tuple[str, ...], unit: str, boxes: tuple[Box, ...])
     return Chart(title, Axis("model", names=names), Axis(unit, low=0.0), boxes=boxes)
 
 
-_MOST_GPUS = 48
 _GAP = 0.15  # percent of a device between neighbours
 
 
@@ -294,21 +295,21 @@ def map_figure(deployment: DeploymentMap) -> Chart:
     gpus = [(f"{node.name}/{gpu.index}", gpu) for node in deployment.nodes for gpu in node.gpus]
     by_name = catalogued()
     boxes = [
-        box for row, (name, gpu) in enumerate(gpus[:_MOST_GPUS]) for box in _draw_gpu(row, name, gpu, by_name, colors)
+        box for row, (name, gpu) in enumerate(gpus[:_MOST_BARS]) for box in _draw_gpu(row, name, gpu, by_name, colors)
     ]
     return Chart(
         f"Deployment map of {deployment.policy}",
         Axis("% of the device (MIG: of its memory slices)", low=0.0, high=100.0),
-        Axis("GPU", names=tuple(f"{name} {gpu.device}" for name, gpu in gpus[:_MOST_GPUS]), is_downwards=True),
+        Axis("GPU", names=tuple(f"{name} {gpu.device}" for name, gpu in gpus[:_MOST_BARS]), is_downwards=True),
         boxes=tuple(boxes),
         note=" ".join(_describe(gpus, by_name)),
-        height=max(3 * LINE, LINE * (3 if has_instances else 2) * min(len(gpus), _MOST_GPUS)),
+        height=max(3 * LINE, LINE * (3 if has_instances else 2) * min(len(gpus), _MOST_BARS)),
     )
 
 
 def _describe(gpus: Sequence[tuple[str, Gpu]], devices: Mapping[str, Device]) -> Iterator[str]:
-    if len(gpus) > _MOST_GPUS:
-        yield f"The first {_MOST_GPUS} of {len(gpus)} GPUs."
+    if len(gpus) > _MOST_BARS:
+        yield f"The first {_MOST_BARS} of {len(gpus)} GPUs."
     unknown = {gpu.device for _, gpu in gpus for partition in gpu.partitions if _slots(partition, gpu, devices) is None}
     if unknown:
         yield f"The MIG slices of {', '.join(sorted(unknown))} are not known: instances are drawn equally wide."
@@ -361,8 +362,8 @@ def _slots(partition: Partition, gpu: Gpu, devices: Mapping[str, Device]) -> tup
 _OTHER = COLORS - 2  # the grey of all op types but the longest, which have a colour each
 _REST = "other"
 _ABOVE = 1.02  # times the roof: smaller excesses are within measurement errors
-#: Maximum series of a figure; with more, further figures follow.
-MOST_SERIES = 24
+#: Maximum series of a figure, each with its own colour and dash; with more, further figures follow.
+MOST_SERIES = COLORS * len(DASHES)
 
 
 def roofline_figure(title: str, ops: Sequence[OpRow], device: DeviceRow | None) -> Chart | None:

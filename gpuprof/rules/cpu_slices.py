@@ -6,11 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpuprof.domain.number_format import ROUNDING
 from gpuprof.errors import InputError
 from gpuprof.rules.turns import held_shares
-
-#: Tolerance in cores, or percent: a third of three cores, as a rounded percentage, is not exactly a whole core.
-_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +27,7 @@ class CpuSlice:
     @property
     def threads(self) -> int:
         """Threads needed to fill the slice: ONNX Runtime's intra-op threads in each process."""
-        return max(1, math.ceil(self.amount_cores - _EPSILON))
+        return max(1, math.ceil(self.amount_cores - ROUNDING))
 
 
 def plan_slices(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[CpuSlice, ...]:
@@ -69,13 +67,13 @@ def unassigned_cores(shares_pct: Sequence[float], cores: Sequence[int]) -> dict[
 
     Raises `InputError` as `plan_slices` does.
     """
-    return {core: part for core, part in _assign_cores(shares_pct, cores)[1].items() if part > _EPSILON}
+    return {core: part for core, part in _assign_cores(shares_pct, cores)[1].items() if part > ROUNDING}
 
 
 def _assign_cores(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[tuple[CpuSlice, ...], dict[int, float]]:
     _check_shares(shares_pct)
     amounts = [pct * len(cores) / 100.0 for pct in shares_pct]
-    core_counts = [math.floor(amount + _EPSILON) for amount in amounts]
+    core_counts = [math.floor(amount + ROUNDING) for amount in amounts]
     # Whole cores are assigned first: a fraction placed before them could take the last untouched core.
     free = list(cores)
     assignments: list[list[int]] = []
@@ -85,10 +83,10 @@ def _assign_cores(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[tu
     free_parts = dict.fromkeys(free, 1.0)
     parts = [max(0.0, amount - count) for amount, count in zip(amounts, core_counts, strict=True)]
     for index in sorted(range(len(parts)), key=lambda i: -parts[i]):
-        if parts[index] > _EPSILON:
+        if parts[index] > ROUNDING:
             assignments[index] += _assign_fraction(parts[index], free_parts)
     slices = tuple(
-        CpuSlice(tuple(sorted(assignment)), None if part <= _EPSILON else round(amount, 6))
+        CpuSlice(tuple(sorted(assignment)), None if part <= ROUNDING else round(amount, 6))
         for assignment, part, amount in zip(assignments, parts, amounts, strict=True)
     )
     return slices, free_parts
@@ -96,7 +94,7 @@ def _assign_cores(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[tu
 
 def _check_shares(shares_pct: Sequence[float]) -> None:
     for share in shares_pct:
-        if not 0.0 < share <= 100.0 + _EPSILON:
+        if not 0.0 < share <= 100.0 + ROUNDING:
             raise InputError(f"a share must be above 0 and at most 100 percent but got {share:g}")
     # Looser than for a single share: rounding errors add up.
     if sum(shares_pct) > 100.0 + 1e-4:
@@ -105,7 +103,7 @@ def _check_shares(shares_pct: Sequence[float]) -> None:
 
 def _assign_fraction(part: float, free_parts: dict[int, float]) -> list[int]:
     """Take ``part`` of a core, from the fullest core with enough free capacity, else from several; return the cores."""
-    fitting_cores = [core for core, free in free_parts.items() if free >= part - _EPSILON]
+    fitting_cores = [core for core, free in free_parts.items() if free >= part - ROUNDING]
     if fitting_cores:
         core = min(fitting_cores, key=lambda c: free_parts[c])
         free_parts[core] -= part
@@ -113,9 +111,9 @@ def _assign_fraction(part: float, free_parts: dict[int, float]) -> list[int]:
     cores = []
     # The emptiest cores first, so that the slice is spread over as few cores as possible.
     for core in sorted(free_parts, key=lambda c: -free_parts[c]):
-        if part <= _EPSILON:
+        if part <= ROUNDING:
             break
-        if free_parts[core] > _EPSILON:
+        if free_parts[core] > ROUNDING:
             amount = min(part, free_parts[core])
             free_parts[core] -= amount
             part -= amount

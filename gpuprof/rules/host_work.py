@@ -24,8 +24,6 @@ from gpuprof.rules.turns import LoadedReplica
 
 #: Requests per second at which the cost is measured: with hardly any concurrent host work, and with much.
 CALM_RPS, BUSY_RPS = 60.0, 600.0
-#: Events of host work per request: at its arrival and at its answer.
-EVENTS_PER_REQUEST = 2
 #: Probability that host work stays on its last core while every core runs a batch; otherwise the core is random.
 #: Fitted to perf samples on two cores under Linux 6.18. Fraction of such host work on the core of the shorter batches:
 #: with batches of 1 ms and 33 ms 83% and 90% (at 80% and 50% load; this constant gives 85% and 86%), with 7 ms and
@@ -67,8 +65,8 @@ class HostWork:
 
     @property
     def event_ms(self) -> float:
-        """CPU time at the arrival, and at the answer, of a request."""
-        return self.host_ms / EVENTS_PER_REQUEST
+        """CPU time at the arrival of a request, and as much at its answer."""
+        return self.host_ms / 2.0
 
     @property
     def can_disturb(self) -> bool:

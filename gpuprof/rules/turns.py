@@ -13,18 +13,21 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 from gpuprof.domain.deployment import Replica
 from gpuprof.domain.estimate import Estimate, Workload
+from gpuprof.domain.number_format import ROUNDING
 from gpuprof.domain.sojourn import BatchServer
 
 #: Estimate of a workload with neighbours, none with turns.
 Ask = Callable[[Workload, Sequence[Workload]], Estimate]
 
-#: Iterations and relative precision of the mean waits, which depend on one another.
-_ROUNDS, _PRECISION = 500, 1e-6
+#: Most iterations of the mean waits, which depend on one another.
+_ROUNDS = 500
 #: Part of the batches beyond the percentile at which waits are matched, and that percentile of the normal law.
-_LATE, _NORMAL_P99 = 0.01, 2.326348
+_LATE = 0.01
+_NORMAL_P99 = NormalDist().inv_cdf(1.0 - _LATE)
 _LEAST_MS = 1e-6  # of a batch, whose time must be above 0
 
 
@@ -207,7 +210,7 @@ def _find_waits(kinds: Mapping[LoadedReplica, int]) -> list[tuple[LoadedReplica,
             change_ms = max(change_ms, abs(wait_ms - member.wait_ms))
             member.wait_ms = wait_ms
             member.choose_size()
-        if change_ms <= _PRECISION * cycle_ms:
+        if change_ms <= ROUNDING * cycle_ms:
             break
     busy = math.fsum(member.count * member.busy for member in members)
     for member in members:
@@ -225,7 +228,7 @@ def _find_queued_ms(member: _Member, members: Sequence[_Member]) -> float:
         before_ms, since_ms = queued_ms, member.turn_ms + queued_ms
         added_ms = math.fsum(mate.count * mate.add_since(since_ms) for mate in members) - member.add_since(since_ms)
         queued_ms = min(added_ms, member.longest_ms)
-        if abs(queued_ms - before_ms) <= _PRECISION * member.longest_ms:
+        if abs(queued_ms - before_ms) <= ROUNDING * member.longest_ms:
             break
     queued_ms = max(queued_ms, member.wait_ms)
     load = min(1.0, member.rate * (member.turn_ms + queued_ms) / len(member.times_ms))

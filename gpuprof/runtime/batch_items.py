@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TypeProto
 
+from gpuprof.domain.file_access import write_atomically
 from gpuprof.errors import GpuprofError
 from gpuprof.graph.dims import batch_axes
 from gpuprof.graph.served_interface import find_unbatched
 from gpuprof.runtime.child_process import CrashError, call_apart
-from gpuprof.runtime.outputs import QUANTISED_TOLERANCE, is_close, to_numbers
+from gpuprof.runtime.outputs import DEFAULT_TOLERANCE, QUANTISED_TOLERANCE, is_close, to_numbers
 from gpuprof.runtime.providers import ORT_CPU
 
 Array = npt.NDArray[np.generic]
@@ -30,7 +30,6 @@ Arrays = Mapping[str, Array]
 #: Tolerance relative to an output's largest value: for another batch size a runtime uses other kernels, with another
 #: order of additions; on GPUs TF32 keeps three digits. Mixing changes outputs by about as much as their values.
 TOLERANCE = {"float16": 5e-2, "bfloat16": 2e-1}
-_TOLERANCE = 1e-2
 #: Batch size of the test.
 ITEMS = 2
 #: Time of the test: loops may never end on random inputs.
@@ -187,7 +186,8 @@ def _is_close(expected: Array, actual: Array, quantised: bool) -> bool:
     kind = str(expected.dtype)
     if expected.dtype.kind != "f" and kind != "bfloat16":
         return is_close(expected, actual, None)
-    return is_close(expected, actual, max(TOLERANCE.get(kind, _TOLERANCE), QUANTISED_TOLERANCE if quantised else 0.0))
+    floor = QUANTISED_TOLERANCE if quantised else 0.0
+    return is_close(expected, actual, max(TOLERANCE.get(kind, DEFAULT_TOLERANCE), floor))
 
 
 #: Below the database: a file for each model's content.
@@ -238,11 +238,8 @@ class BatchVerdicts:
             self._directory.mkdir(exist_ok=True)
             while self._unsaved:
                 sha256 = self._unsaved.pop()
-                # In the same directory, since a rename is atomic only within a file system.
-                handle, name = tempfile.mkstemp(dir=self._directory, prefix=".tmp-")
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    json.dump({"mixed": self._known[sha256]}, file)
-                Path(name).replace(self._directory / f"{sha256}.json")
+                verdict = json.dumps({"mixed": self._known[sha256]})
+                write_atomically(self._directory / f"{sha256}.json", verdict.encode())
 
     def _is_known(self, sha256: str) -> bool:
         if sha256 not in self._known and self._directory is not None:

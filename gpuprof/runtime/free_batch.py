@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from gpuprof.domain.file_access import refuse_to_replace
-from gpuprof.errors import InputError, UnavailableError, refuse_unwritable, runtime_errors
+from gpuprof.domain.file_access import refuse_to_replace, write_beside
+from gpuprof.errors import InputError, UnavailableError, refuse_unwritable, runtime_errors, shorten_message
 from gpuprof.graph.batch_plan import BatchAxis, BatchRewrite, apply_rewrite, plan_rewrite
 from gpuprof.graph.dims import batch_axes, declared_dims
 from gpuprof.graph.file import OnnxFile, read_onnx
@@ -179,17 +179,11 @@ def convert_to_float16(path: Path, directory: Path) -> Path:
         return output
     output.parent.mkdir(parents=True, exist_ok=True)
     refusals: tuple[type[Exception], ...] = (*runtime_errors(), onnx.checker.ValidationError)
-    with (
-        refuse_unwritable(output, "choose another database with --db"),
-        tempfile.TemporaryDirectory(prefix=".gpuprof-", dir=output.parent) as name,
-    ):
-        converted = Path(name, output.name)
+    with write_beside(output, "choose another database with --db") as converted:
         try:
             model = convert_float_to_float16(onnx.load(path), keep_io_types=True)
             # In a file of their own, weights may have more than 2 GiB.
             onnx.save(model, converted, save_as_external_data=bool(file.external), location=f"{output.name}.weights")
         except refusals as error:
-            raise InputError(f"{path} cannot be converted to float16: {' '.join(str(error).split())[:200]}") from error
-        for written in sorted(Path(name).iterdir(), key=lambda entry: entry.suffix == ".onnx"):
-            written.replace(output.parent / written.name)  # the model last: a visible model can be opened
+            raise InputError(f"{path} cannot be converted to float16: {shorten_message(error)}") from error
     return output

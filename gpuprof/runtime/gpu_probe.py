@@ -19,15 +19,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gpuprof.errors import shorten_message
 from gpuprof.runtime.child_process import package_path
 from gpuprof.runtime.gpu_session import GpuChoice, open_on_gpu
-from gpuprof.runtime.module_command import module_command
+from gpuprof.runtime.module_command import ANSWER_S, module_command
 from gpuprof.runtime.providers import GPU_OPTIONS, ORT_CUDA, missing_libraries
 from gpuprof.runtime.session import has_cuda_build, open_session
 
-_START_S = 120.0
 _ERROR_LINE = re.compile(r"\[E:.*?\]\s*(?P<message>.*)")
-_BATCH, _CHANNELS, _SIZE = 4, 8, 8  # of the tried network
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +50,7 @@ def probe_gpu() -> GpuProbe:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_START_S,
-            # The package may not be installed, as in a checkout started from another directory.
+            timeout=ANSWER_S,
             env={**os.environ, **package_path()},
             stdin=subprocess.DEVNULL,
         )
@@ -73,7 +71,7 @@ def read_probe(output: str, complaints: str = "") -> GpuProbe:
     """Return the result of the program below from its stdout and stderr."""
     # Libraries may print lines of their own.
     results = [json.loads(line) for line in output.splitlines() if line.startswith('{"probe": ')]
-    last = (complaints.strip().splitlines() or ["it says nothing"])[-1][:300]
+    last = shorten_message((complaints.strip().splitlines() or ["it says nothing"])[-1])
     if not results:
         return GpuProbe(f"{ORT_CUDA} ends the process that starts it: {last}")
     attempt, *trial = results
@@ -86,7 +84,7 @@ def read_probe(output: str, complaints: str = "") -> GpuProbe:
     if missing:
         return GpuProbe(f"{ORT_CUDA} does not start: {missing} cannot be loaded")
     reason = attempt["error"] or (error_line["message"] if error_line else "it does not say why")
-    return GpuProbe(f"{ORT_CUDA} does not start: {reason[:300]}")
+    return GpuProbe(f"{ORT_CUDA} does not start: {shorten_message(reason)}")
 
 
 def main() -> int:
@@ -94,29 +92,29 @@ def main() -> int:
     import numpy as np
 
     random = np.random.default_rng(0)
-    feeds = {"x": random.standard_normal((_BATCH, _CHANNELS, _SIZE, _SIZE)).astype(np.float32)}
-    weights = random.standard_normal((_CHANNELS, _CHANNELS, 3, 3)).astype(np.float32)
+    images, weights = (random.standard_normal(shape).astype(np.float32) for shape in ((4, 8, 8, 8), (8, 8, 3, 3)))
+    feeds = {"x": images}
     attempt: dict[str, Any] = {"probe": "provider", "runs": False, "missing": (), "error": None}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "probe.onnx")
-        _write_network(path, weights)
+        _write_network(path, images.shape, weights)
         try:
             session = open_session(path, threads=1, provider=ORT_CUDA)
             session.run(None, feeds)  # the first convolution loads cuDNN, not the session
             attempt["runs"] = True
         except Exception as error:  # any CUDA error is the result of the probe
-            attempt |= {"error": " ".join(str(error).split()), "missing": missing_libraries()}
+            attempt |= {"error": str(error), "missing": missing_libraries()}
         _print(attempt)
         if attempt["runs"]:
-            trial = open_on_gpu(path, feeds, _BATCH, threads=1)
+            trial = open_on_gpu(path, feeds, len(images), threads=1)
             _print({"probe": "options", "execution": trial.options.execution, "remarks": trial.remarks})
     return 0
 
 
-def _write_network(path: Path, weights: Any) -> None:
+def _write_network(path: Path, image_shape: tuple[int, ...], weights: Any) -> None:
     from onnx import TensorProto, helper, numpy_helper, save_model
 
-    shape: list[str | int | None] = ["batch", _CHANNELS, _SIZE, _SIZE]
+    shape: list[str | int | None] = ["batch", *image_shape[1:]]
     tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y")]
     nodes = [
         helper.make_node("Conv", ["x", "w", "b"], ["c"], auto_pad="SAME_UPPER"),

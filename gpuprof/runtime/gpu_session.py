@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuprof.domain.runtime_variant import GRAPHS, SESSIONS, Padding
-from gpuprof.errors import InputError, UnavailableError, runtime_errors
+from gpuprof.errors import InputError, UnavailableError, runtime_errors, shorten_message
 from gpuprof.graph.file import list_op_types
 from gpuprof.rules.batching import needs_padding, padded_size
 from gpuprof.runtime.outputs import outputs_differ
@@ -433,7 +433,7 @@ def open_on_gpu(
             session = GpuSession(path, options, batch, threads=threads, memory=memory, device=device)
             reason = trial.find_fault(session)
         except errors as error:
-            reason = " ".join(str(error).split())[:200]
+            reason = shorten_message(error)
         if session is not None and reason is None:
             session.remarks = tuple(remarks)
             return session

@@ -5,6 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+#: Time for an answer of a tool or the driver: a first start of CUDA on a cold disk takes tens of seconds.
+ANSWER_S = 120.0
+#: Time for a running process to answer or to end.
+REACTION_S = 5.0
+
 
 def module_command(module: str, *arguments: str) -> list[str]:
     """Return the command that runs a module with this interpreter.

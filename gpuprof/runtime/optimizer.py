@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from gpuprof.graph.file import OnnxFile
 
 
-#: Larger models are skipped: ONNX Runtime holds and writes all weights, even if only zeros.
-_MOST_WEIGHT_BYTES = 2**31
 _ZEROS = "zeros"
 #: Oldest opset with kernels in ONNX Runtime (its page on compatibility: "ONNX 1.2+", which is opset 7).
 _OLDEST_OPSET = 7
@@ -84,7 +82,10 @@ def _load(path: Path, may_lack_kernels: bool) -> None:
 
 
 def _is_large(file: OnnxFile) -> bool:
-    return sum(weight.bytes for weight in file.weights.values()) > _MOST_WEIGHT_BYTES
+    from gpuprof.graph.file import LARGEST_FILE_BYTES
+
+    # ONNX Runtime holds and writes all weights, even if only zeros.
+    return sum(weight.bytes for weight in file.weights.values()) > LARGEST_FILE_BYTES
 
 
 def _optimize_declared(path: Path, light: bytes, weights: Iterable[Tensor]) -> tuple[ExecutedNode, ...] | None:

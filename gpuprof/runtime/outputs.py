@@ -74,14 +74,14 @@ def _key(key: object) -> str:
 
 #: Tolerance relative to the largest value of an output: with other SMs, layouts or batches a library picks other
 #: kernels with another order of additions, in TF32 to about three digits.
-_TOLERANCE = 1e-2
+DEFAULT_TOLERANCE = 1e-2
 
 
 def outputs_differ(
     expected: Mapping[str, Any],
     outputs: Mapping[str, Any],
     condition: str = "under the share",
-    tolerance: float = _TOLERANCE,
+    tolerance: float = DEFAULT_TOLERANCE,
 ) -> str | None:
     """Return a line on outputs that differ from the expected ones beyond the tolerance; None: equal.
 

@@ -5,16 +5,18 @@ A profile describes the served model only if both use the same session; so all s
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from gpuprof.errors import InputError, UnavailableError, install_hint, runtime_errors
-from gpuprof.graph.element_types import FATAL_ONLY
+from gpuprof.errors import InputError, UnavailableError, install_hint, runtime_errors, shorten_message
+from gpuprof.graph.element_types import FATAL_ONLY, elem_type
 from gpuprof.runtime.providers import CUDA_OPTIONS, ORT_CPU, ORT_CUDA, ORT_TENSORRT, check_provider, load_cuda_libraries
 
 if TYPE_CHECKING:
@@ -97,6 +99,43 @@ def open_session(
     return session
 
 
+#: ONNX Runtime's types that NumPy lacks, and NumPy's types of the same width, for their bits.
+BITS = {
+    "tensor(bfloat16)": "uint16",
+    **{f"tensor(float8{form})": "uint8" for form in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")},
+}
+
+
+def needs_bits(session: Any) -> bool:
+    """Return whether a session takes or gives values of types that NumPy lacks."""
+    return any(node.type in BITS for node in (*session.get_inputs(), *session.get_outputs()))
+
+
+def run_by_bits(session: Any, names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+    """Return the outputs of a run; values of types that NumPy lacks are taken and returned as their bits."""
+    import numpy as np
+    from onnxruntime import OrtValue
+
+    def to_value(array: Any, kind: str) -> Any:
+        array = np.ascontiguousarray(array)
+        if kind not in BITS:
+            return OrtValue.ortvalue_from_numpy(array)
+        number = elem_type(kind.removeprefix("tensor(").rstrip(")"))
+        return OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(BITS[kind]), number)
+
+    def to_array(value: Any) -> Any:
+        if not value.is_tensor() or value.data_type() not in BITS:
+            return value.numpy()
+        bits = np.dtype(BITS[value.data_type()])
+        # By address, and copied, since the memory is released with the value.
+        memory = (ctypes.c_char * (prod(value.shape()) * bits.itemsize)).from_address(value.data_ptr())
+        return np.frombuffer(bytes(memory), bits).reshape(value.shape())
+
+    kinds = {node.name: node.type for node in session.get_inputs()}
+    values = {name: to_value(array, kinds[name]) for name, array in feeds.items()}
+    return [to_array(value) for value in session.run_with_ort_values(names, values)]
+
+
 def has_cuda_build() -> bool:
     """Return whether this ONNX Runtime was built for NVIDIA GPUs; it may still fail to start on them."""
     if importlib.util.find_spec("onnxruntime") is None:
@@ -117,8 +156,6 @@ def runtime_version() -> tuple[str, str]:
     return name, str(importlib.import_module(name).__version__)
 
 
-#: Most characters of a runtime's message repeated in an error.
-_LONGEST_DETAIL = 300
 #: Remedy when the runtime does not support a model.
 _LACKING = "export it with ops and types that the runtime has, or install a newer runtime"
 #: Prefix of C++ messages: the line of a source file, and the function with the types of its parameters.
@@ -134,29 +171,26 @@ def translate_error(error: Exception, path: Path) -> InputError:
     detail = " ".join(str(error).split("\n")[0].split())
     detail = detail.removeprefix("[ONNXRuntimeError] : ").split(" : ", 2)[-1]
     detail = _ORIGIN.sub("", detail)
+    refusal = f"ONNX Runtime refuses {path}: {shorten_message(detail)}"
     if kind == "InvalidProtobuf":
         return InputError(f"{path} is not an ONNX model, or is cut off", "export it again, or copy it whole")
     if kind == "NoSuchFile":
         return InputError(f"cannot read {path}: no such file")
     if kind == "NotImplemented":
-        return InputError(f"{path} has an operator that ONNX Runtime lacks: {_clip_text(detail)}", _LACKING)
+        return InputError(f"{path} has an operator that ONNX Runtime lacks: {shorten_message(detail)}", _LACKING)
     if detail.startswith("Unexpected input data type"):
-        return InputError(
-            f"ONNX Runtime refuses {path}: {_clip_text(detail)}", "give it inputs of another type, and Cast"
-        )
+        return InputError(refusal, "give it inputs of another type, and Cast")
     if new := _TOO_NEW.search(detail):
         return InputError(
             f"{path} has opset {new[1]} of {new[2]}; ONNX Runtime here has opsets up to {new[3]}",
             f"export it with opset {new[3]} or an older one, or install a newer runtime",
         )
     if "This is an invalid model" in detail:
-        return InputError(f"ONNX Runtime refuses {path}: {_clip_text(detail)}", "correct the model, or export it again")
+        return InputError(
+            f"ONNX Runtime refuses {path}: {shorten_message(detail)}", "correct the model, or export it again"
+        )
     is_loading = detail.startswith(("Load model", "Exception during initialization"))  # after loading: the inputs
-    return InputError(f"ONNX Runtime refuses {path}: {_clip_text(detail)}", _LACKING if is_loading else "")
-
-
-def _clip_text(text: str) -> str:
-    return text if len(text) <= _LONGEST_DETAIL else text[: _LONGEST_DETAIL - 1] + "…"
+    return InputError(refusal, _LACKING if is_loading else "")
 
 
 def session_options(threads: int, optimized_path: Path | None = None) -> onnxruntime.SessionOptions:

@@ -15,7 +15,7 @@ from typing import Any
 
 from gpuprof.errors import GpuprofError, UnavailableError
 from gpuprof.machine.ray_cluster import join_cluster
-from gpuprof.runtime.module_command import module_command
+from gpuprof.runtime.module_command import ANSWER_S, module_command
 from gpuprof.serving.machine.machine import MachineOrder, MachineProcess
 from gpuprof.serving.machine.machine_link import MachineLink
 from gpuprof.serving.machine.orders import MachineParts, SharedMemory
@@ -26,7 +26,7 @@ from gpuprof.serving.watch.logs import LOGGER
 from gpuprof.serving.watch.supervised_process import LivingProcess, SupervisedProcess
 
 _NAME = "here"
-_COME_S, _PATIENCE_S = 120.0, 20.0
+_PATIENCE_S = 20.0
 #: Profile and first memory slice of each MIG instance, by the number of the GPU.
 Layouts = Mapping[str, Sequence[tuple[str, int]]]
 
@@ -48,21 +48,18 @@ class Engine(ABC):
     async def parts(self, nodes: Mapping[str, Layouts]) -> dict[str, MachineParts]:
         """Return the parts of the machines of these nodes, after their GPUs were partitioned.
 
-        Raises
-        ------
-        GpuprofError
-            When a node has no machine, it does not start, or a GPU cannot be partitioned.
+        Raises `GpuprofError` when a node has no machine, it does not start, or a GPU cannot be partitioned.
         """
         machines = [await self.machine(node) for node in nodes]
         parts = {}
         for machine, (node, layouts) in zip(machines, nodes.items(), strict=True):
             try:
                 parts[node] = await asyncio.wait_for(
-                    machine.apply_layouts(layouts) if layouts else machine.wait(), _COME_S
+                    machine.apply_layouts(layouts) if layouts else machine.wait(), ANSWER_S
                 )
             except TimeoutError:
                 raise UnavailableError(
-                    f"the machine of node {node!r} has not started within {_COME_S:g} s",
+                    f"the machine of node {node!r} has not started within {ANSWER_S:g} s",
                     "with Ray: is its resource taken by another server? see ray status",
                 ) from None
         return parts
@@ -149,14 +146,9 @@ class RayEngine(Engine):
 
     A node of a map is the Ray node with the custom resource ``gpuprof:NODE``.
 
-    Parameters
-    ----------
-    address : str
-        Address of the cluster; empty: the cluster of this machine.
-    security : Security
-        Its certificate also serves the rendezvous; machines and workers have a separate secret in place of the token.
-    insecure : bool
-        If True, the rendezvous may be open to other machines without TLS.
+    ``address``: address of the cluster; empty: the cluster of this machine; ``security``: its certificate also serves
+    the rendezvous; machines and workers have a separate secret in place of the token; ``insecure``: if True, the
+    rendezvous may be open to other machines without TLS.
     """
 
     def __init__(self, address: str, security: Security, insecure: bool) -> None:

@@ -64,12 +64,7 @@ class Front:
     async def reserve(self) -> None:
         """Take the ports, before workers are started: a conflict is reported at once.
 
-        Raises
-        ------
-        InputError
-            When a port is taken.
-        UnavailableError
-            When the edge is needed and there is no Envoy.
+        Raises `InputError` when a port is taken; `UnavailableError` when the edge is needed and there is no Envoy.
         """
         settings, loop = self._settings, asyncio.get_running_loop()
         through_edge = settings.http_through_edge
@@ -96,10 +91,7 @@ class Front:
     async def start(self) -> str:
         """Let clients in; return the addresses.
 
-        Raises
-        ------
-        UnavailableError
-            When the edge does not start.
+        Raises `UnavailableError` when the edge does not start.
         """
         settings = self._settings
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -236,10 +228,7 @@ class Server:
     async def run(self, ready: Ready) -> None:
         """Serve until a stop signal; ``ready`` is called with the address and the numbers of models and workers.
 
-        Raises
-        ------
-        GpuprofError
-            When the port is taken, or a worker cannot have its share or load its model.
+        Raises `GpuprofError` when the port is taken, or a worker cannot have its share or load its model.
         """
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._on_stop_signal)
@@ -364,10 +353,7 @@ def run_server(
 ) -> None:
     """Serve until SIGINT or SIGTERM.
 
-    Raises
-    ------
-    GpuprofError
-        As `Server.run`.
+    Raises `GpuprofError` as `Server.run`.
     """
     import resource
 

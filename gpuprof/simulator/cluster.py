@@ -12,15 +12,13 @@ from numpy.typing import NDArray
 
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
 from gpuprof.domain.estimate import MOST_VARIATION
+from gpuprof.domain.number_format import ROUNDING
 from gpuprof.domain.validation import parse_duration
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.rules.batching import wait_limit_ms
 from gpuprof.rules.host_work import NO_HOST_WORK, HostWork, cores_of
 from gpuprof.rules.turns import find_mean_waits, load_replica
 from gpuprof.simulator.state import NS_PER_MS, ClusterArrays, Ints
-
-#: Least coefficient of variation; smaller values are treated as 0, because the gamma shape 1 / cv² would overflow.
-_LEAST_VARIATION = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +165,7 @@ def _pause_cv(replica: Replica) -> float:
 
 
 def _drop_least(variations: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.where(variations < _LEAST_VARIATION, 0.0, variations)
+    return np.where(variations < ROUNDING, 0.0, variations)  # the gamma shape 1 / cv² would overflow
 
 
 def _latencies(replicas: Sequence[Replica]) -> NDArray[np.float64]:

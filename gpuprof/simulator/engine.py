@@ -37,6 +37,7 @@ from gpuprof.simulator.outcome import SimulationOutcome, outcome_of
 from gpuprof.simulator.state import (
     ARRIVAL,
     COMPLETION,
+    WINDOWS,
     Calendar,
     ClusterArrays,
     Ints,
@@ -53,8 +54,6 @@ from gpuprof.simulator.trace import arrival_streams
 
 #: Number of arrivals drawn ahead for all models together, and of service times for all replicas together.
 _STORED = 2**20
-#: Number of parts of the duration after each of which progress is reported.
-_SLICES = 200
 #: A time in nanoseconds after every event.
 _FOREVER = int(np.iinfo(np.int64).max)
 
@@ -109,7 +108,7 @@ class _SimulationRun:
 
     def run_to_end(self, progress: Callable[[float], None]) -> None:
         """Run until every request has left."""
-        ends = {self.end * part // _SLICES for part in range(1, _SLICES)}
+        ends = {self.end * part // WINDOWS for part in range(1, WINDOWS)}
         by_time: dict[int, list[_Change]] = {time: [] for time in ends | {_FOREVER}}
         for change in self._changes:
             by_time.setdefault(change.time, []).append(change)

@@ -552,7 +552,7 @@ def give_up(cluster: ClusterArrays, state: State, tally: Tally, model: int, plac
 
 
 # Linear congruential generator (Park and Miller's multiplier) of cores, reproducible and equal in compiled code.
-_MULTIPLIER, _MODULUS = 48271, 2**31 - 1
+_MULTIPLIER, _MODULUS = 48271, int(np.iinfo(np.int32).max)
 _STAYS = int(STAYS * _MODULUS)
 
 

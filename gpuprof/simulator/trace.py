@@ -26,14 +26,14 @@ from gpuprof.domain.arrival_process import (
 )
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.file_access import refuse_pipe
-from gpuprof.domain.validation import LONGEST_S, collect_distinct
+from gpuprof.domain.validation import LARGEST, collect_distinct
 from gpuprof.errors import InputError, refuse_unwritable, unknown_name
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MAX_FILE_BYTES = 16 * 2**30
-MAX_REQUESTS = 1_000_000_000
+MAX_REQUESTS = int(LARGEST)
 #: Number of requests drawn together.
 PIECE = 65_536
 _AFTER_THE_LAST_S = 1e-6
@@ -152,7 +152,7 @@ def read_trace(path: Path) -> Trace:
     """Read a trace.
 
     Raises `InputError` with the line for a header without ``time_s``, a line of another length, and a time that is no
-    number, negative, earlier than the previous time or beyond a hundred years; also for a file without requests.
+    number, negative, earlier than the previous time or beyond thirty years; also for a file without requests.
     """
     import pyarrow as pa
     from pyarrow import csv as arrow_csv
@@ -164,7 +164,7 @@ def read_trace(path: Path) -> Trace:
         seconds = table["time_s"].to_numpy()
     except (pa.ArrowInvalid, KeyError):
         raise _find_first_error(path) from None
-    is_valid = len(seconds) > 0 and seconds.min() >= 0 and seconds.max() <= LONGEST_S and (np.diff(seconds) >= 0).all()
+    is_valid = len(seconds) > 0 and seconds.min() >= 0 and seconds.max() <= LARGEST and (np.diff(seconds) >= 0).all()
     names, index = [""], np.zeros(len(seconds), np.int64)
     if is_valid and "model" in header:
         models = table["model"].combine_chunks().dictionary_encode()
@@ -225,8 +225,8 @@ def _find_first_error(path: Path) -> InputError:
             seconds = float(fields["time_s"])
         except ValueError:
             return InputError(f"{location}: time_s must be a number but got {fields['time_s']!r}")
-        if not 0.0 <= seconds <= LONGEST_S:
-            return InputError(f"{location}: time_s must be at least 0 and at most 100 years but got {fields['time_s']}")
+        if not 0.0 <= seconds <= LARGEST:
+            return InputError(f"{location}: time_s must be at least 0 and at most 30 years but got {fields['time_s']}")
         if seconds < before:
             message = f"{location}: time_s {seconds:g} is earlier than {before:g} before it"
             return InputError(message, "sort the trace by time")
@@ -311,9 +311,6 @@ def _check_invocations(path: Path, total: int) -> None:
         raise InputError(f"{path}: {total:.3g} invocations are too many to hold", "ask for fewer functions")
 
 
-_MOST_RPS = 1e9
-
-
 def arrivals_of_rates(
     deployment: DeploymentMap, rates: Mapping[str, float], total: float | None, scale: float, form: str
 ) -> dict[str, ArrivalProcess]:
@@ -370,8 +367,8 @@ def parse_rates(texts: list[str]) -> tuple[dict[str, float], float | None]:
             value = float(number)
         except ValueError:
             value = -1.0
-        if value > _MOST_RPS:
-            raise InputError(f"a rate must be at most {_MOST_RPS:,.0f} requests/s but got {text!r}", "correct the rate")
+        if value > LARGEST:
+            raise InputError(f"a rate must be at most {LARGEST:,.0f} requests/s but got {text!r}", "correct the rate")
         if not value > 0.0 or (separator and not model):
             raise InputError(f"cannot read the rate {text!r}", "write MODEL=REQUESTS_PER_S, or REQUESTS_PER_S of all")
         rates.append((model, value))

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, numpy_helper
 
-from gpuprof.domain.file_access import refuse_to_replace
-from gpuprof.errors import InputError, UnavailableError, refuse_unwritable
+from gpuprof.domain.file_access import write_beside
+from gpuprof.errors import InputError, UnavailableError
 from gpuprof.graph.batch_plan import apply_rewrite, plan_rewrite
 from gpuprof.graph.file import read_onnx
 from gpuprof.graph.load import load_graph
 from gpuprof.zoo.architecture import ONNX, OURS, ZooArchitecture
-from gpuprof.zoo.network import random_weights
+from gpuprof.zoo.network import IR_VERSION, random_weights
 from gpuprof.zoo.small_networks import build_small_network
 
 
@@ -32,19 +31,10 @@ def build(architecture: ZooArchitecture, output: Path, batch: int | None = None,
         raise InputError(f"the seed must be at least 0 but is {seed}")
     if not output.parent.is_dir():
         raise InputError(f"cannot write {output}: {output.parent} is not a directory", "create it first")
-    with (
-        refuse_unwritable(refuse_to_replace(output), "choose another place with -o"),
-        tempfile.TemporaryDirectory(prefix=".gpuprof-", dir=output.parent) as directory,
-    ):
-        path = Path(directory) / output.name
+    with write_beside(output, "choose another place with -o") as path:
         _write(architecture, path, seed)
         if batch is not None:
             _fix_batch(path, batch)
-        # Weights are moved before the model, so that a visible model can be opened.
-        data = path.with_name(f"{path.name}.data")
-        if data.exists():
-            data.replace(output.with_name(data.name))
-        path.replace(output)
     return output
 
 
@@ -71,10 +61,6 @@ def _fix_batch(path: Path, batch: int) -> None:
     onnx.save(model, path)
 
 
-#: IR version in which initializers are constants, not inputs that a caller may replace.
-_IR_VERSION = 8
-
-
 def build_light(stem: str, seed: int = 0) -> ModelProto:
     """Return the network ``light_<stem>.onnx`` with a free batch and weights as initializers.
 
@@ -97,7 +83,7 @@ def build_light(stem: str, seed: int = 0) -> ModelProto:
 
 def _assemble(shipped: ModelProto, nodes: list[NodeProto], weights: dict[str, np.ndarray]) -> ModelProto:
     used_names = {name for node in nodes for name in node.input} - set(weights)
-    model = ModelProto(ir_version=_IR_VERSION, producer_name="gpuprof", opset_import=shipped.opset_import)
+    model = ModelProto(ir_version=IR_VERSION, producer_name="gpuprof", opset_import=shipped.opset_import)
     graph = model.graph
     graph.name = shipped.graph.name
     graph.node.extend(nodes)

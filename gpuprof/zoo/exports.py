@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.errors import UnavailableError, install_hint
+from gpuprof.graph.dims import DEFAULT_DIM
 from gpuprof.zoo.architecture import TransformersExport, ZooArchitecture
 
 if TYPE_CHECKING:
     import torch
 
-OPSET = 18
-#: Length of text in the exported files; batch of the example, not 1, which an exporter would treat as constant.
-LENGTH, EXAMPLE_BATCH = 128, 2
+#: Batch of the example, not 1, which an exporter would treat as constant.
+_EXAMPLE_BATCH = 2
 
 
 def require_export_extra() -> None:
@@ -58,7 +58,6 @@ def export(architecture: ZooArchitecture, output: Path, seed: int = 0) -> None:
             dynamic_shapes=(tuple({0: batch} for _ in examples),),
             input_names=list(spec.inputs),
             output_names=list(spec.outputs),
-            opset_version=OPSET,
             verbose=False,
         )
     assert program is not None
@@ -123,10 +122,10 @@ def _make_example_input(name: str, side: int) -> torch.Tensor:
     import torch
 
     if name == "pixel_values":
-        return torch.randn(EXAMPLE_BATCH, 3, side, side)
+        return torch.randn(_EXAMPLE_BATCH, 3, side, side)
     if name == "attention_mask":
-        return torch.ones(EXAMPLE_BATCH, LENGTH, dtype=torch.int64)
-    return torch.randint(2, 100, (EXAMPLE_BATCH, LENGTH))
+        return torch.ones(_EXAMPLE_BATCH, DEFAULT_DIM, dtype=torch.int64)
+    return torch.randint(2, 100, (_EXAMPLE_BATCH, DEFAULT_DIM))
 
 
 def _call_by_position(model: torch.nn.Module, spec: TransformersExport) -> torch.nn.Module:

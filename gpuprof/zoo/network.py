@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-_OPSET, _IR_VERSION = 17, 8
+_OPSETS = [helper.make_opsetid("", 17)]
+#: IR version in which initializers are constants, not inputs that a caller may replace.
+IR_VERSION = helper.find_min_ir_version_for(_OPSETS)
 
 
 class Network:
@@ -74,9 +76,7 @@ class Network:
         )
         for weight, values in random_weights(self.nodes, self.shapes, seed).items():
             graph.initializer.append(numpy_helper.from_array(values, weight))
-        return helper.make_model(
-            graph, ir_version=_IR_VERSION, producer_name="gpuprof", opset_imports=[helper.make_opsetid("", _OPSET)]
-        )
+        return helper.make_model(graph, ir_version=IR_VERSION, producer_name="gpuprof", opset_imports=_OPSETS)
 
 
 Floats = npt.NDArray[np.float32]

@@ -16,8 +16,7 @@ import pytest
 from bench.peers.environment import Environment, PeerMissingError
 from bench.peers.peer import PEERS
 from bench.peers.peer_model import PeerModel
-from bench.peers.ports import Ports
-from bench.peers.triton import describe_model, triton_command
+from bench.peers.triton import describe_model
 from gpuprof import build_model
 
 
@@ -26,7 +25,6 @@ class PlayedPip:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str, error: str = "") -> None:
         self.installed = 0
-        self.commands: list[list[str]] = []
         self._report = json.dumps({"install": [{"metadata": {"name": name}} for name in names]})
         self._error = error
         monkeypatch.setattr(venv, "create", lambda home, **_: home.mkdir(parents=True, exist_ok=True))
@@ -36,59 +34,7 @@ class PlayedPip:
         if self._error:
             return subprocess.CompletedProcess(command, 1, "", self._error)
         self.installed += "--dry-run" not in command
-        self.commands.append(command)
         return subprocess.CompletedProcess(command, 0, self._report, "")
-
-
-def test_a_peer_is_installed_once_and_again_when_it_needs_something_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pip = PlayedPip(monkeypatch, "litserve", "numpy")
-    for packages, times in ((("a",), 1), (("a",), 1), (("a", "b"), 2)):
-        assert Environment("p", packages).python(tmp_path) == tmp_path / "p" / "bin" / "python"
-        assert pip.installed == times
-
-
-def test_a_wheel_is_installed_alone_where_what_it_asks_for_is_not_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pip = PlayedPip(monkeypatch, "numpy")
-    Environment("p", ("numpy",), ("nvidia-pytriton",)).python(tmp_path)
-    assert [words[-1:] for words in pip.commands] == [["numpy"], ["numpy"], ["nvidia-pytriton"]]
-    assert "--no-deps" in pip.commands[-1] and "--no-deps" not in pip.commands[1]
-
-
-def _wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stubs: str) -> Path:
-    """Make what Triton's wheel installs, for an interpreter that is played; return its packages."""
-    packages = tmp_path / "lib" / "python3.11" / "site-packages"
-    home = packages / "pytriton" / "tritonserver"
-    for file in ("bin/tritonserver", "backends/python/libtriton_python.so", f"{stubs}/triton_python_backend_stub"):
-        (home / file).parent.mkdir(parents=True, exist_ok=True)
-        (home / file).touch()
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, f"{packages}\n"))
-    return packages
-
-
-def test_tritons_python_backend_finds_the_packages_beside_its_own_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _wheel(tmp_path, monkeypatch, "python_backend_stubs/3.11")
-    folder = tmp_path / "here"
-    words = triton_command(Path("python"), "null:4", 2, Ports(1, 2), folder)
-    assert {"--http-port=1", "--grpc-port=2", f"--model-repository={folder / 'models'}"} <= set(words)
-    backend = folder / "backends" / "python"
-    assert {file.name for file in backend.iterdir()} == {
-        "libtriton_python.so", "triton_python_backend_stub", "pytriton", "bench",
-    }  # fmt: skip
-    assert (backend / "triton_python_backend_stub").stat().st_mode & 0o111
-
-
-def test_a_python_that_tritons_wheel_has_no_backend_for_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _wheel(tmp_path, monkeypatch, "python_backend_stubs/3.8")
-    with pytest.raises(PeerMissingError, match=r"no Python backend for Python 3\.11 of python"):
-        triton_command(Path("python"), "null:4", 1, Ports(1, 2), tmp_path / "here")
 
 
 def test_triton_is_told_the_tensors_of_the_model(tmp_path: Path) -> None:

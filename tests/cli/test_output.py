@@ -10,7 +10,7 @@ import pytest
 
 from gpuprof.cli.load import _show
 from gpuprof.cli.output import Format, make_columns, mebibytes, percent, print_json, print_rows
-from gpuprof.domain.number_format import number_formatter
+from gpuprof.domain.number_format import NumberFormat
 from gpuprof.errors import SloMissedError
 from gpuprof.load.load import LoadOutcome
 from gpuprof.load.report import ModelResult
@@ -51,7 +51,7 @@ def test_json_has_null_where_a_number_is_not_finite(capsys: pytest.CaptureFixtur
     [(0, "0"), (1234.5, "1,234"), (0.012345, "0.0123"), (None, "–"), (float("inf"), "∞"), (99.96, "100.0"), ("x", "x")],
 )
 def test_numbers_are_shown_to_three_significant_digits(value: object, shown: str) -> None:
-    assert number_formatter(3)(value) == shown
+    assert NumberFormat(3)(value) == shown
 
 
 def test_bytes_and_fractions_have_their_own_way() -> None:
@@ -71,7 +71,7 @@ def test_bytes_and_fractions_have_their_own_way() -> None:
     ],
 )
 def test_the_numbers_of_a_column_have_one_form(values: list[object], shown: list[str]) -> None:
-    assert number_formatter(3).show_column(values) == shown
+    assert NumberFormat(3).show_column(values) == shown
 
 
 _PLAN = make_columns(

@@ -105,19 +105,6 @@ def test_texts_are_of_those_that_the_model_tells_apart(tmp_path: Path) -> None:
     np.testing.assert_array_equal(cities, random_inputs(graph)["city"])
 
 
-def test_where_the_model_counts_words_a_text_has_several(tmp_path: Path) -> None:
-    counts = node(
-        "TfIdfVectorizer", ["words"], ["y"], mode="TF", min_gram_length=1, max_gram_length=1, max_skip_count=0,
-        ngram_counts=[0], ngram_indexes=[0, 1], pool_strings=["good", "bad"],
-    )  # fmt: skip
-    kinds = {"text": TensorProto.STRING, "words": TensorProto.STRING}
-    path = write_model(
-        tmp_path / "m.onnx", [node("Identity", ["text"], ["words"]), counts], {"text": ["n"]}, {"y": None}, types=kinds
-    )
-    (text,) = random_inputs(load_graph(path))["text"]
-    assert len(text.split()) > 1 and set(text.split()) <= {"good", "bad"}
-
-
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     return write_text_model(tmp_path / "text.onnx")

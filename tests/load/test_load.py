@@ -84,7 +84,7 @@ def test_what_the_server_did_meanwhile_is_the_difference_of_its_statistics() -> 
 def test_what_the_server_says_it_took_is_kept_apart_from_the_network() -> None:
     schedule = Schedule("h", 1, ((b"",),), [0.0, 1.0, 2.0], [0, 0, 0])
     requests = sent_requests([(0.0, 0.010, 200), (1.0, 1.020, 200), (2.0, 2.001, 503)])
-    requests.server_ms.extend([4.0, 6.0, -1.0])
+    requests.server_ms.extend([4.0, 6.0, math.nan])
     assert not requests.queue_ms  # of other servers only the total is known
     summary = summarize([schedule], [requests], 0, "m", 100.0, (0.0, 3.0))
     assert summary.mean_ms == pytest.approx(15.0)
@@ -93,7 +93,7 @@ def test_what_the_server_says_it_took_is_kept_apart_from_the_network() -> None:
     after = {"inference_stats": {key: {"count": 2, "ns": 1_000_000} for key in ns}, "batch_stats": []}
     row = stage_row(summary, {"inference_stats": ns, "batch_stats": []}, after)
     assert row["router_ms"] == pytest.approx(13.0) and row["network_ms"] == pytest.approx(10.0)
-    requests.server_ms[1] = -1.0  # one that does not say
+    requests.server_ms[1] = math.nan  # one that does not say
     silent = summarize([schedule], [requests], 0, "m", 100.0, (0.0, 3.0))
     assert silent.server_mean_ms is None
     assert stage_row(silent, {"inference_stats": ns, "batch_stats": []}, after)["network_ms"] is None
@@ -115,7 +115,7 @@ def test_the_slowest_hundredth_of_the_answers_is_divided_into_where_its_time_wen
     assert row.slowest_ms == pytest.approx(50.0)
     assert (row.slowest_late_ms, row.slowest_network_ms) == pytest.approx((2.5, 2.5))
     assert (row.slowest_router_ms, row.slowest_queue_ms, row.slowest_infer_ms) == pytest.approx((6.0, 10.5, 28.5))
-    requests.infer_ms[3] = -1.0  # a server that does not say it of every answer
+    requests.infer_ms[3] = math.nan  # a server that does not say it of every answer
     assert summarize([schedule], [requests], 0, "m", 100.0, (0.0, 200.0)).slowest_ms is None
 
 

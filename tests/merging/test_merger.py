@@ -294,7 +294,7 @@ def test_no_other_choice_of_steps_saves_more_time(
     paths = [save(_chain(widths), directory, name) for name in ("a", "b")]
     sources = read_sources(paths)
     setting = GainContext((batch, batch), Rates(1e9, launch_us * 1e-6, cache))
-    worth = PlanGain(make_plan(sources, group_nodes(sources)), setting)
+    worth = PlanGain(make_plan(sources, group_nodes(sources, 0.4)), setting)
     steps = sorted(worth.steps)
     assert len(steps) == 2 * (len(widths) - 1)
     every = chain.from_iterable(combinations(steps, count) for count in range(len(steps) + 1))

@@ -193,9 +193,8 @@ def test_no_figure_has_more_lines_than_can_be_told_apart() -> None:
     ]
     charts = [chart for chart in batch_and_share_figures(rows) if chart.title.startswith("Latency over the batch")]
     assert [chart.title for chart in charts] == [
-        "Latency over the batch (1 to 20 of 60)",
-        "Latency over the batch (21 to 40 of 60)",
-        "Latency over the batch (41 to 60 of 60)",
+        "Latency over the batch (1 to 30 of 60)",
+        "Latency over the batch (31 to 60 of 60)",
     ]
     names = [line.name for chart in charts for line in chart.lines]
     assert names == [f"m{i:02} {share}%" for i in range(30) for share in (50, 100)]

@@ -22,7 +22,7 @@ from gpuprof.domain.file_access import decode_text, read_input
 from gpuprof.domain.runtime_variant import comparable_rows
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, refuse_unwritable, unknown_name
-from gpuprof.kernel_db.importing import BATCHES, L2_BATCH, SHARES_PCT, parse_igniter_tables
+from gpuprof.kernel_db.importing import igniter_grid, parse_igniter_tables
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, RunRow, model_at_dims, workload_label
 from gpuprof.kernel_db.store import KernelDb
@@ -428,6 +428,7 @@ def _parse_hardware(table: Mapping[str, Any]) -> HardwareProfile:
 
 
 def _parse_workload(table: Mapping[str, Any]) -> WorkloadProfile:
+    grid = igniter_grid()
     configurations = tuple(
         Configuration(
             batch,
@@ -435,10 +436,10 @@ def _parse_workload(table: Mapping[str, Any]) -> WorkloadProfile:
             float(table["gpulatency"][row][column]),
             float(table["power"][row][column]),
             float(table["frequency"][row][column]),
-            float(table["l2caches"][column]) if batch == L2_BATCH else None,
+            float(table["l2caches"][column]) if batch == grid.pair_batch else None,
         )
-        for row, batch in enumerate(BATCHES)
-        for column, share_pct in enumerate(SHARES_PCT)
+        for row, batch in enumerate(grid.batches)
+        for column, share_pct in enumerate(grid.shares_pct)
     )
     return WorkloadProfile(
         load_bytes=float(table["inputdata"]),
@@ -703,7 +704,7 @@ class IgniterEstimator:
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes up to the largest in iGniter's profiles: its lines are unreliable beyond."""
         self._workload(device, model)
-        return tuple(range(1, max(BATCHES) + 1))
+        return tuple(range(1, max(igniter_grid().batches) + 1))
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
         """Return the multiples of the smallest unit of a share."""

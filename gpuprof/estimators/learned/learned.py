@@ -28,7 +28,7 @@ from sklearn.preprocessing import StandardScaler
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Figure
-from gpuprof.domain.file_access import write_atomically
+from gpuprof.domain.file_access import read_input, write_atomically
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, UnavailableError, install_hint, refuse_unwritable
@@ -386,7 +386,6 @@ def _with_interval(source: str, value: float, residuals: Mapping[str, Sequence[f
 SCHEMA = "gpuprof.learned/6"
 _FOLDER = ".trained"  # hidden, so that the database does not read it as a run
 _MANIFEST, _REGRESSORS = "manifest.json", "regressors.skops"
-_MAX_BYTES = 512 * 2**20
 #: Types that a file may construct besides scikit-learn's own classes and arrays.
 _TRUSTED = frozenset(
     {
@@ -453,7 +452,7 @@ def load_model(database: Path, device: Device, data_hash: str | None = None) -> 
         raise InputError(
             f"what was trained for {device.name} no longer fits: {', '.join(differing)} changed", "gpuprof train again"
         )
-    content = _read_bytes(folder / _REGRESSORS)
+    content = read_input(folder / _REGRESSORS, "gpuprof train")
     if hashlib.sha256(content).hexdigest() != manifest.get("regressors_sha256"):
         raise InputError(f"{folder / _REGRESSORS} is not what was trained", "gpuprof train again")
     fitted = _regressors(content, folder)
@@ -480,21 +479,12 @@ def _regressors(content: bytes, folder: Path) -> dict[str, Any]:
 
 def _manifest(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(_read_bytes(path))
+        content = json.loads(read_input(path, "gpuprof train"))
     except ValueError as error:
         raise InputError(f"{path} is not JSON: {error}", "gpuprof train again") from None
     if not isinstance(content, dict) or not {"allocation", "residuals"} <= set(content):
         raise InputError(f"{path} is no manifest of regressors", "gpuprof train again")
     return content
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise InputError(f"{path}: larger than {_MAX_BYTES >> 20} MiB, which no regressors are")
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}", "gpuprof train") from None
 
 
 def _rates(device: Device) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from gpuprof.errors import GpuprofError, UnavailableError
 from gpuprof.runtime.child_process import PATIENCE_S
+from gpuprof.runtime.module_command import REACTION_S
 
-_GRACE_S = 5.0
 _VERSION = re.compile(r"(?:^|[Vv]ersion )(\d{4}\.\d+(?:\.\d+)*)", re.MULTILINE)
 #: Paths of NVIDIA's packages outside the PATH.
 _PLACES = {
@@ -126,7 +126,7 @@ def _exit_code(command: Sequence[str], log: Path, time_limit_s: float, environme
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
     """End the rest of the group: SIGTERM first, since profilers then release the counters, and SIGKILL later."""
-    for number, patience_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
+    for number, patience_s in ((signal.SIGTERM, REACTION_S), (signal.SIGKILL, REACTION_S)):
         try:
             os.killpg(process.pid, number)
         except (ProcessLookupError, PermissionError):
@@ -135,7 +135,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
         while _is_group_alive(process) and time.monotonic() < deadline:
             time.sleep(0.02)
     with suppress(subprocess.TimeoutExpired):
-        process.wait(_GRACE_S)
+        process.wait(REACTION_S)
 
 
 def _is_group_alive(process: subprocess.Popen[bytes]) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations_with_replacement
 from pathlib import Path
 
+from gpuprof.domain.deployment import LARGEST_BATCH
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import read_neighbour
 from gpuprof.domain.model import ModelGraph
@@ -21,8 +22,6 @@ from gpuprof.profiling.worker.job import Job
 from gpuprof.profiling.worker.process import Worker
 from gpuprof.profiling.worker.tasks import WorkerSetup, compare_outputs
 from gpuprof.runtime.free_batch import TOLERANCE, convert_to_float16, ensure_dynamic_batch
-
-_MAX_BATCH = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +195,7 @@ def free_batch_or_keep(model: NamedModel, batches: Sequence[int], directory: Pat
         return replace(model, batches=(only,)), why
 
 
-def parse_batches(text: str, what: str = "a batch size", most: int = _MAX_BATCH) -> tuple[int, ...]:
+def parse_batches(text: str, what: str = "a batch size", most: int = LARGEST_BATCH) -> tuple[int, ...]:
     """Read ``"1,2,4,8"``, ascending and without duplicates; ``what``: name of the values in errors.
 
     Raises `InputError` for any word other than a whole number from 1 to ``most``.

@@ -17,15 +17,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.occupancy import MAX_THREADS_PER_BLOCK, Occupancies, cap_occupancy, occupancies
+from gpuprof.domain.occupancy import Occupancies, cap_occupancy, occupancies
 from gpuprof.errors import InputError
 from gpuprof.profiling.timeline.timeline import D2H, H2D, LAUNCH, UNKNOWN, Timeline, column
 
 #: Note of runs and settings: the occupancies in use come from launches.
 ESTIMATED = "occupancy is estimated from the launches (launch_occupancy_pct), capped by the grid, not counted"
 _NEEDED = (*LAUNCH, "registers_per_thread")
-#: A thread has 255 at most on every GPU so far (CUDA C++ Programming Guide, "Technical Specifications").
-_MOST_REGISTERS = 256
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
@@ -53,7 +51,8 @@ def launch_occupancies(kernels: pd.DataFrame, device: Device | None) -> tuple[Oc
     mask = np.logical_and.reduce([values.notna().to_numpy() for values in size.values()])
     mask &= np.logical_and.reduce([(size[name] >= 1).to_numpy() for name in LAUNCH])
     threads = size["block_x"] * size["block_y"] * size["block_z"]
-    mask &= (threads <= MAX_THREADS_PER_BLOCK).to_numpy() & (size["registers_per_thread"] < _MOST_REGISTERS).to_numpy()
+    mask &= (threads <= device.sm.max_threads_per_block).to_numpy()
+    mask &= (size["registers_per_thread"] <= device.sm.max_registers_per_thread).to_numpy()
     if not mask.any():
         return None, nothing
     chosen = {

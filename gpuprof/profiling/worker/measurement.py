@@ -94,12 +94,8 @@ class Crew:
         Raises `InputError` when ONNX Runtime refuses a model; `UnavailableError` when a share cannot be enforced here,
         or a process dies or hangs.
 
-        Parameters
-        ----------
-        jobs : sequence of Job
-            The jobs of the crew, at any batch size.
-        begin, end : function
-            Called after loading and warm-up of all jobs, before the timing, and after it, before batches after pauses.
+        ``jobs``: the jobs of the crew, at any batch size; ``begin``, ``end``: called after loading and warm-up of all
+        jobs, before the timing, and after it, before batches after pauses.
 
         Returns
         -------

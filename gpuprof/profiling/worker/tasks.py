@@ -26,16 +26,11 @@ from gpuprof.runtime.batch_items import find_mixed_output
 from gpuprof.runtime.gpu_session import GpuOptions, GpuSession, PinnedMemory, is_bindable, open_on_gpu, rows_of
 from gpuprof.runtime.outputs import outputs_differ
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
-from gpuprof.runtime.session import open_session, translate_error
+from gpuprof.runtime.session import BITS, needs_bits, open_session, run_by_bits, translate_error
 
 #: Function that runs a batch and returns the outputs by name, on the host.
 Run = Callable[[], Mapping[str, Any]]
 
-#: ONNX Runtime types missing from NumPy: a NumPy type of the same width.
-_BITS = {
-    "tensor(bfloat16)": "uint16",
-    **{f"tensor(float8{form})": "uint8" for form in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")},
-}
 Feeds = Mapping[str, Any]
 
 #: Runs of a fresh session that allocate and choose algorithms.
@@ -53,54 +48,28 @@ def session_run(session: Any, feeds: Mapping[str, Any], path: Path) -> Run:
     Inputs of types missing from NumPy (bfloat16 and the eight-bit floats) are passed as their bits, and such outputs
     are returned as float32. The function raises `InputError` when the runtime refuses the inputs.
     """
-    inputs, outputs = session.get_inputs(), session.get_outputs()
-    inputs_by_name = {node.name: feeds[node.name] for node in inputs if node.name in feeds}
-    names = [node.name for node in outputs]
-    errors = runtime_errors()
-    types = {node.name: node.type for node in inputs}
-    by_bits = hasattr(session, "run_with_ort_values") and any(node.type in _BITS for node in (*inputs, *outputs))
+    inputs_by_name = {node.name: feeds[node.name] for node in session.get_inputs() if node.name in feeds}
+    kinds = {node.name: node.type for node in session.get_outputs()}
+    names, errors = list(kinds), runtime_errors()
+    by_bits = hasattr(session, "run_with_ort_values") and needs_bits(session)
 
     def run() -> Mapping[str, Any]:
         try:
-            if by_bits:
-                values = {name: _ort_value(array, types[name]) for name, array in inputs_by_name.items()}
-                results = [_on_host(value) for value in session.run_with_ort_values(names, values)]
-            else:
-                results = session.run(names, inputs_by_name)
-            return dict(zip(names, results, strict=True))
+            if not by_bits:
+                return dict(zip(names, session.run(names, inputs_by_name), strict=True))
+            results = zip(kinds.items(), run_by_bits(session, names, inputs_by_name), strict=True)
+            return {name: _to_floats(value, kind) if kind in BITS else value for (name, kind), value in results}
         except errors as error:
             raise translate_error(error, path) from error
 
     return run
 
 
-def _ort_value(array: Any, kind: str) -> Any:
-    """Return an array as an ONNX Runtime value; for types missing from NumPy, with an explicit type."""
-    import numpy as np
-    from onnxruntime import OrtValue
-
-    if kind not in _BITS:
-        return OrtValue.ortvalue_from_numpy(array)
-    bits = np.ascontiguousarray(array).view(_BITS[kind])
-    return OrtValue.ortvalue_from_numpy_with_onnx_type(bits, elem_type(kind.removeprefix("tensor(").rstrip(")")))
-
-
-def _on_host(value: Any) -> Any:
-    """Return an ONNX Runtime value as an array; types missing from NumPy become float32."""
-    if not value.is_tensor() or value.data_type() not in _BITS:
-        return value.numpy()
-    import ctypes
-    from math import prod
-
-    import numpy as np
+def _to_floats(bits: Any, kind: str) -> Any:
     from onnx.helper import tensor_dtype_to_np_dtype
 
-    kind = value.data_type()
-    shape = value.shape()
-    # ``numpy()`` does not support the type, so the memory is read directly.
-    buffer = (ctypes.c_char * (prod(shape) * np.dtype(_BITS[kind]).itemsize)).from_address(value.data_ptr())
-    plain = np.frombuffer(bytes(buffer), tensor_dtype_to_np_dtype(elem_type(kind.removeprefix("tensor(").rstrip(")"))))
-    return plain.astype(np.float32).reshape(shape)
+    dtype = tensor_dtype_to_np_dtype(elem_type(kind.removeprefix("tensor(").rstrip(")")))
+    return bits.view(dtype).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from gpuprof.domain.deployment import DeploymentMap, write_map
 from gpuprof.domain.estimate import BEYOND_SEEN, INTERPOLATED, MEASURED
 from gpuprof.errors import GpuprofError, UnavailableError
-from gpuprof.serving.change.window import Departure, ObservedLoad, ServiceWindow, find_departure, read_planned
+from gpuprof.serving.change.window import HEADROOM, Departure, ObservedLoad, ServiceWindow, find_departure, read_planned
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import (
     BatchTimes,
@@ -38,8 +38,6 @@ _MOST_WAITED_PERIODS = 64
 _NICENESS = 5  # on a CPU, planning shares the cores with the workers
 #: Consecutive periods with too little (True), or too much (False) capacity before a change.
 _PATIENCE = {True: 2, False: 6}
-_HEADROOM = 1.2  # planned rate as a multiple of the measured rate
-_LIKE = 0.2  # relative difference up to which figures are the same load
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +150,7 @@ class Adapter:
         slowdowns, beside = dict(self._slowdowns), dict(self._beside)
         for model, reason in reasons.items():
             observed = loads[model]
-            measured = _HEADROOM * observed.window.rate_rps
+            measured = HEADROOM * observed.window.rate_rps
             # A model without requests keeps the smallest replica for later requests.
             rates[model] = max(measured, 0.01 * rates[model])
             if observed.slowdown is None or reason not in (Departure.LATENCY, Departure.QUICK, Departure.SLO):
@@ -262,7 +260,7 @@ def _plan(sender: Connection, replan: Replanner, deployment: DeploymentMap, load
 
 
 def _is_equivalent(new: float, old: float) -> bool:
-    return abs(new - old) <= _LIKE * old
+    return abs(new - old) <= (HEADROOM - 1.0) * old
 
 
 class LoadMeter:

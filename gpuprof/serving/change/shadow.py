@@ -20,9 +20,8 @@ from gpuprof.serving.router.served_replica import ServedReplica
 from gpuprof.serving.watch.logs import LOGGER
 from gpuprof.serving.watch.statistics import ModelStatistics
 
-#: Seconds between checks of p99, and of the second check before a standby takes over: iGniter's values.
+#: Seconds between checks of p99; the second check, before a standby takes over, lasts half of it: iGniter's values.
 PERIOD_S = 1.0
-CONFIRM_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class StandbyController:
         if not models:
             return
         middle = self._take_snapshot()
-        await asyncio.sleep(CONFIRM_S)
+        await asyncio.sleep(PERIOD_S / 2)
         for model in models:
             if model in self._router.list_models() and self._is_breaking_slo(model, middle):
                 await self._take_over(model, start)

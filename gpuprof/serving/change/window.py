@@ -12,10 +12,9 @@ from gpuprof.serving.watch.statistics import BUCKETS_MS, ModelStatistics
 
 #: Standard deviations up to which a deviation is attributed to chance.
 SURE = 3.0
-#: Allowed multiples of the planned rate.
-_MORE, _LESS = 1.2, 0.5
-#: Allowed multiple of the predicted batch time, or its inverse; more if the map's interval is wider.
-_SLOWER = 1.25
+#: Planned multiple of a measured rate, and allowed multiple of planned rates and batch times, where the map's interval
+#: is not wider; least allowed multiple of planned rates.
+HEADROOM, _LESS = 1.2, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +132,8 @@ def find_departure(plan: PlannedLoad, load: ObservedLoad) -> Departure | None:
     """Return the significant departure of a model from the bounds of its plan; None without one."""
     window = load.window
     chance_rps = SURE * math.sqrt(max(1, window.arrived)) / window.seconds
-    slower = max(_SLOWER, plan.slowest)
-    if window.rate_rps - chance_rps > _MORE * plan.rate_rps:
+    slower = max(HEADROOM, plan.slowest)
+    if window.rate_rps - chance_rps > HEADROOM * plan.rate_rps:
         return Departure.RATE
     if load.slowdown is not None and load.slowdown > slower:
         return Departure.LATENCY

@@ -50,14 +50,8 @@ class _RunningReplica:
 class WorkerFleet:
     """Starts, keeps and ends workers.
 
-    Parameters
-    ----------
-    router : Router
-        Gets the models when their workers are ready.
-    engine : Engine
-        Provides the machines of the workers.
-    hang_s, drain_s : float
-        As `ServerSettings`.
+    ``router``: gets the models when their workers are ready; ``engine``: provides the machines of the workers;
+    ``hang_s``, ``drain_s``: as `ServerSettings`.
     """
 
     def __init__(self, router: Router, engine: Engine, hang_s: float, drain_s: float) -> None:

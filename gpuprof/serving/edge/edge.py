@@ -175,10 +175,7 @@ class Edge:
     async def start(self, settings: EdgeSettings, certificate: str = "", private_key: str = "") -> None:
         """Start Envoy and wait until it listens; ``certificate``, ``private_key``: PEM.
 
-        Raises
-        ------
-        UnavailableError
-            When Envoy ends.
+        Raises `UnavailableError` when Envoy ends.
         """
         settings = replace(
             settings,

@@ -27,14 +27,11 @@ from gpuprof.errors import GpuprofError
 from gpuprof.machine.cgroup import remove_group
 from gpuprof.machine.gpu_share import MigLayout, apply_layout, restore_layout
 from gpuprof.machine.mps import MpsDaemon, adopt_daemon, mps_daemon
-from gpuprof.runtime.module_command import module_command
+from gpuprof.runtime.module_command import REACTION_S, module_command
 from gpuprof.serving.machine.orders import MachineParts, SharedMemory, WorkerOrder
 from gpuprof.serving.transport.rendezvous import RendezvousKey, connect
 from gpuprof.serving.transport.wire import Frame, FrameConnection, FrameKind
 from gpuprof.serving.watch.supervised_process import LivingProcess, SupervisedProcess
-
-#: Time for workers to end by themselves.
-_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +219,7 @@ class MachineProcess:
         worker = self._workers.pop(number, None)
         order = None if worker is None else worker.orders.pop(number)
         if worker is not None and order is not None and not worker.orders:  # else its other models go on
-            await worker.process.stop(_PATIENCE_S)
+            await worker.process.stop(REACTION_S)
             orders = (order for peer in self._workers.values() for order in peer.orders.values())
             if order.quota_cores is not None and all(peer.group != order.group for peer in orders):
                 remove_group(order.group)

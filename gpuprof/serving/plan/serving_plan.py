@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, Node, PublicName, Replica, read_map
+from gpuprof.domain.number_format import ROUNDING
 from gpuprof.errors import InputError, UnavailableError, unknown_name
 from gpuprof.graph.merged_model import read_merged
 from gpuprof.machine.gpu import find_gpu
@@ -30,7 +31,6 @@ NO_PARTS: Mapping[str, MachineParts] = MappingProxyType({})
 
 #: Additional percent of the device for a standby, as far as available: iGniter's largest error.
 SHADOW_PCT = 10.0
-_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class SpareResources:
         shares = self._shares[plan.place, plan.mig]
         left_pct = 100.0 - sum(shares)
         extra_pct = min(extra_pct, left_pct)
-        if extra_pct < _EPSILON:
+        if extra_pct < ROUNDING:
             return None
         larger = replace(plan, name=f"{plan.name}-shadow", share_pct=plan.share_pct + extra_pct)
         if order.gpu is not None and order.gpu.active_pct is not None:
@@ -97,10 +97,10 @@ class SpareResources:
         part = CpuSlice(order.cores, order.quota_cores)
         for core in sorted(spare, key=lambda core: (core not in order.cores, -spare[core])):
             amount = min(extra - sum(claim.amount for claim in claims), spare[core])
-            if amount > _EPSILON:
+            if amount > ROUNDING:
                 claims.append(Claim(f"{order.node} core {core}".lstrip(), amount, spare[core]))
                 part = CpuSlice(tuple(sorted({*part.cores, core})), part.amount_cores + amount)
-        if len(part.cores) - part.amount_cores < _EPSILON:
+        if len(part.cores) - part.amount_cores < ROUNDING:
             part = CpuSlice(part.cores)
         quota = None if part.quota_cores is None else round(part.quota_cores, 6)
         return replace(order, cores=part.cores, quota_cores=quota, threads=part.threads), tuple(claims)

@@ -8,6 +8,7 @@ most of the cost of serving. Source of the format: Protocol Buffers' documentati
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from enum import IntEnum
 from functools import cache, lru_cache, partial
 from http import HTTPStatus
 from importlib.resources import files
@@ -33,8 +34,17 @@ from gpuprof.serving.transport.inference import OutputTensor, RefusedError, bad_
 from gpuprof.serving.transport.wire import Buffer
 
 _MAX_VARINT_BYTES = 10
-#: Wire types of fields: numbers, 8 bytes, bytes with their length, 4 bytes; no message of the protocol has groups.
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+
+
+class _WireType(IntEnum):
+    """Wire types of fields; no message of the protocol has groups."""
+
+    VARINT = 0
+    FIXED64 = 1
+    LENGTH = 2  #: Bytes, preceded by their number.
+    FIXED32 = 5
+
+
 #: Field of InferTensorContents by data type; half floats travel only raw.
 _CONTENTS = {
     "BOOL": "bool_contents",
@@ -111,10 +121,7 @@ def decode_infer(data: Buffer) -> InferMessage:
 def read_infer(spec: ModelSpec, message: InferMessage, data: Buffer) -> InferRequest:
     """Read and check the request in ``data``.
 
-    Raises
-    ------
-    RefusedError
-        400, with the reason.
+    Raises `RefusedError`: 400, with the reason.
     """
     request = message.request
     inputs = collect_inputs(spec, _list_tensors(message, memoryview(data)))
@@ -208,16 +215,13 @@ def _read_parameters(entry: Any) -> dict[str, Any]:
 def split_off_field(data: Buffer, field: int) -> tuple[bytes, list[slice]]:
     """Return a message without its values of the bytes field ``field``, and the positions of these values in it.
 
-    Raises
-    ------
-    ValueError
-        When ``data`` is no message.
+    Raises `ValueError` when ``data`` is no message.
     """
     view = memoryview(data)
     parts: list[Buffer] = []
     values = []
     position = start = 0
-    field_key = field << 3 | _LENGTH
+    field_key = field << 3 | _WireType.LENGTH
     while position < len(data):
         begin = position
         key, position = _varint(data, position)
@@ -246,13 +250,13 @@ def wrap_message(parts: Sequence[Buffer], field: int) -> list[Buffer]:
 
 def _span(data: Buffer, kind: int, position: int) -> tuple[int, int]:
     """Return the beginning and end of the value of a field of this kind."""
-    if kind == _LENGTH:
+    if kind == _WireType.LENGTH:
         size, position = _varint(data, position)
         end = position + size
-    elif kind == _VARINT:
+    elif kind == _WireType.VARINT:
         _, end = _varint(data, position)
-    elif kind in (_FIXED64, _FIXED32):
-        end = position + (8 if kind == _FIXED64 else 4)
+    elif kind in (_WireType.FIXED64, _WireType.FIXED32):
+        end = position + (8 if kind == _WireType.FIXED64 else 4)
     else:
         raise ValueError(f"a field of the unknown kind {kind}")
     if end > len(data):
@@ -281,4 +285,4 @@ def _to_varint(value: int) -> bytes:
 
 @cache
 def _encode_key(field: int) -> bytes:
-    return _to_varint(field << 3 | _LENGTH)
+    return _to_varint(field << 3 | _WireType.LENGTH)

@@ -541,10 +541,8 @@ class HttpApi:
     def find_route(self, head: HttpHead) -> Route:
         """Return the route of a request.
 
-        Raises
-        ------
-        RefusedError
-            401 without the token, 404 for an unknown address, 405 for a wrong method, 421 for another server's name.
+        Raises `RefusedError`: 401 without the token, 404 for an unknown address, 405 for a wrong method, 421 for
+        another server's name.
         """
         target = head.target
         if self._own_hosts is not None and not is_own_host(head.headers.get(b"host", b""), self._own_hosts):

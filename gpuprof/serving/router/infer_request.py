@@ -361,10 +361,7 @@ def _shorten(name: object) -> str:
 def write_response(spec: ModelSpec, request: InferRequest, outputs: list[OutputTensor]) -> tuple[bytes, list[Buffer]]:
     """Return the JSON of the answer and the binary tensors that follow it.
 
-    Raises
-    ------
-    RefusedError
-        400, when the request wants JSON for an output that JSON cannot carry.
+    Raises `RefusedError`: 400, when the request wants JSON for an output that JSON cannot carry.
     """
     if request.outputs is not None:
         by_position = {output.position: output for output in outputs}

@@ -31,8 +31,8 @@ from gpuprof.serving.transport.datatypes import ModelSpec
 from gpuprof.serving.transport.inference import Inference, RefusedError
 from gpuprof.serving.watch.statistics import ModelStatistics, SpanTracer, sum_statistics
 
-#: Limit of a request's timeout, in ms and in SLOs; the larger of the two counts.
-_MAX_TIMEOUT_MS, _MAX_TIMEOUT_SLOS = 10_000.0, 10.0
+#: Limit of a request's timeout; the SLO where longer.
+_MAX_TIMEOUT_MS = 10_000.0
 
 
 class Reserve:
@@ -62,12 +62,7 @@ class Reserve:
 class ServedModel:
     """Routes the requests of a model.
 
-    Parameters
-    ----------
-    percentile : float
-        The percentile of the SLO.
-    public : PublicName or None
-        Name and version for clients; None: its name, version 1.
+    ``percentile``: the percentile of the SLO; ``public``: name and version for clients; None: its name, version 1.
     """
 
     def __init__(
@@ -140,12 +135,12 @@ class ServedModel:
     def limit_deadline_ms(self, timeout_ms: float | None) -> float:
         """Return the deadline of a request with this timeout; None: the model's SLO.
 
-        The deadline is at most ten times the SLO, or ten seconds if longer: requests with an hour's patience would
-        fill the queue.
+        The deadline is at most ten seconds, or the SLO if longer: requests with an hour's patience would fill the
+        queue.
         """
         if timeout_ms is None:
             return self.slo_ms
-        return min(timeout_ms, max(_MAX_TIMEOUT_MS, _MAX_TIMEOUT_SLOS * self.slo_ms))
+        return min(timeout_ms, max(_MAX_TIMEOUT_MS, self.slo_ms))
 
     def refuse_early(self, urgency: Callable[[], Urgency], client: str = "") -> None:
         """Refuse a request before its tensors are received if `submit` would refuse it at every replica.
@@ -153,12 +148,8 @@ class ServedModel:
         Most of the cost of a refusal is receiving the tensors. With tracing, nothing is refused early, so that every
         request has a span. Raises `RefusedError`: 503, when the request could not be answered in time.
 
-        Parameters
-        ----------
-        urgency : callable
-            Returns the request's timeout and priority; called only when needed.
-        client : str
-            The client that sends the request.
+        ``urgency``: returns the request's timeout and priority; called only when needed; ``client``: the client that
+        sends the request.
         """
         alive = [replica for replica in self.replicas if replica.is_alive]
         if self.tracer is not None or not alive or not all(replica.is_occupied for replica in alive):

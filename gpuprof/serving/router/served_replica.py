@@ -49,14 +49,8 @@ class LatencyTable:
     requests refused for a wrong estimate are admitted again; and a request that finds a worker idle is always admitted
     (`gpuprof.rules.routing.is_refused`), which gives a new observation.
 
-    Parameters
-    ----------
-    batch : int
-        Largest batch.
-    predicted_ms : sequence of float or None
-        By number of rows; None: unknown until measured.
-    now : float
-        Seconds on any clock that goes on.
+    ``batch``: largest batch; ``predicted_ms``: by number of rows; None: unknown until measured; ``now``: seconds on any
+    clock that goes on.
     """
 
     def __init__(self, batch: int, predicted_ms: Sequence[float] | None = None, now: float = 0.0) -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 #: Alignment of tensors: suitable for vector instructions, and a cache line.
 ALIGNMENT = 64
 #: Filling of released memory, if requested.
-POISON = 0xDB
-_POISONED = memoryview(bytes([POISON]) * (1 << 20))
+POISON = b"\xdb"
+_POISONED = memoryview(POISON * (1 << 20))
 _PAGE = mmap.PAGESIZE  # slots are whole pages, so no two share a page
 
 

@@ -210,10 +210,7 @@ def otlp_tracer(url: str) -> SpanTracer:
 
     Raises `InputError` for an invalid address; `UnavailableError` when OpenTelemetry is not installed.
 
-    Parameters
-    ----------
-    url : str
-        ``http://host:4318``; a path is used unchanged.
+    ``url``: ``http://host:4318``; a path is used unchanged.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:

@@ -16,20 +16,14 @@ from gpuprof.errors import GpuprofError
 
 #: Delay of a restart, doubled after each short life up to the maximum; a process that lived for longer than the maximum
 #: is restarted at once.
-_FIRST_DELAY_S, _MAX_DELAY_S = 0.05, 10.0
+FIRST_DELAY_S, MAX_DELAY_S = 0.05, 10.0
 
 
 class SupervisedProcess:
     """Keeps a process running.
 
-    Parameters
-    ----------
-    start : callable
-        Starts the process; raises OSError, or GpuprofError when the process cannot have its share.
-    on_exit : callable
-        Receives the process id when a process has ended.
-    on_failure : callable
-        Receives the reason why no process can be started.
+    ``start``: starts the process; raises OSError, or GpuprofError when the process cannot have its share; ``on_exit``:
+    receives the process id when a process has ended; ``on_failure``: receives the reason why no process can be started.
     """
 
     def __init__(
@@ -107,10 +101,10 @@ class SupervisedProcess:
     def _schedule_restart(self) -> None:
         if self.is_stopping:
             return
-        if time.monotonic() - self._began > _MAX_DELAY_S:
+        if time.monotonic() - self._began > MAX_DELAY_S:
             self._delay_s = 0.0
         self._next = self._loop.call_later(self._delay_s, self.begin)
-        self._delay_s = min(_MAX_DELAY_S, max(_FIRST_DELAY_S, 2.0 * self._delay_s))
+        self._delay_s = min(MAX_DELAY_S, max(FIRST_DELAY_S, 2.0 * self._delay_s))
 
 
 class LivingProcess:
@@ -118,10 +112,7 @@ class LivingProcess:
 
     Raises `OSError` when there is no such process.
 
-    Parameters
-    ----------
-    child : Popen or None
-        The process, where this process started it.
+    ``child``: the process, where this process started it.
     """
 
     def __init__(self, pid: int, child: subprocess.Popen[bytes] | None = None) -> None:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gpuprof.errors import InputError, UnavailableError
+from gpuprof.errors import InputError, UnavailableError, runtime_errors, shorten_message
 from gpuprof.graph.merged_model import read_description
 from gpuprof.graph.served_interface import find_unbatched, mixed_types_error
 from gpuprof.rules.batching import padded_size
 from gpuprof.runtime.gpu_session import GpuSession, HostMemory, StagedBatch, is_bindable, open_on_gpu, open_plainly
 from gpuprof.runtime.outputs import is_collection, is_sequence_of_maps, to_texts
+from gpuprof.runtime.session import open_session, run_by_bits
 from gpuprof.serving.transport.datatypes import NUMPY_NAMES, ModelSpec, TensorSpec, datatype_of, is_batched
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 NULL_PREFIX = "null:"
 _NULL_SIZE = re.compile(r"(\d+)([km]?)")
-_BFLOAT16 = 16  # ONNX's number for the type
 
 
 class ModelError(Exception):
@@ -40,10 +40,7 @@ class Runtime(Protocol):
     def run(self, inputs: Sequence[Array], positions: Sequence[int]) -> list[Array]:
         """Return the outputs at ``positions``.
 
-        Raises
-        ------
-        ModelError
-            When the model cannot work on these inputs.
+        Raises `ModelError` when the model cannot work on these inputs.
         """
 
 
@@ -85,9 +82,6 @@ class OnnxRuntime:
     """A session of ONNX Runtime."""
 
     def __init__(self, name: str, version: str, path: Path, batch: int, threads: int, provider: str) -> None:
-        from gpuprof.errors import runtime_errors
-        from gpuprof.runtime.session import open_session
-
         if not path.is_file():
             raise InputError(f"cannot read {path}: no such file")
         self._session = open_session(path, threads=threads, provider=provider)
@@ -150,30 +144,10 @@ class OnnxRuntime:
         feeds = {spec.name: array for spec, array in zip(self.spec.inputs, inputs, strict=True)}
         try:
             if self._bfloat16:
-                return self._run_values(names, feeds)
+                return run_by_bits(self._session, names, feeds)
             return [_array(value) for value in self._session.run(names, feeds)]
         except self._errors as error:
-            raise ModelError(" ".join(str(error).split())[:300]) from error
-
-    def _run_values(self, names: list[str], feeds: dict[str, Array]) -> list[Array]:
-        """Run with typed values, which NumPy lacks for bfloat16."""
-        import numpy as np
-        import onnxruntime as ort
-
-        values = {}
-        for spec in self.spec.inputs:
-            array = np.ascontiguousarray(feeds[spec.name])
-            make = ort.OrtValue
-            values[spec.name] = (
-                make.ortvalue_from_numpy_with_onnx_type(array, _BFLOAT16)
-                if spec.datatype == "BF16"
-                else make.ortvalue_from_numpy(array)
-            )
-        results = self._session.run_with_ort_values(names, values)
-        return [
-            _from_value(value, self.spec.outputs[self.spec.output_index[n]])
-            for n, value in zip(names, results, strict=True)
-        ]
+            raise ModelError(shorten_message(error)) from error
 
 
 def _gives_constant_rows(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
@@ -184,20 +158,6 @@ def _gives_constant_rows(path: Path, inputs: Sequence[Any], outputs: Sequence[An
     from gpuprof.runtime.batch_items import find_constant_output
 
     return find_constant_output(path) is not None
-
-
-def _from_value(value: Any, spec: TensorSpec) -> Array:
-    if spec.datatype != "BF16":
-        return _array(value.numpy())
-    import ctypes
-    from math import prod
-
-    import numpy as np
-
-    shape = value.shape()
-    # By address, since NumPy has no bfloat16. Copied, since the memory is released with the value.
-    buffer = (ctypes.c_uint16 * prod(shape)).from_address(value.data_ptr())
-    return np.array(buffer, dtype=np.uint16).reshape(shape)
 
 
 def _array(value: Any) -> Array:
@@ -311,7 +271,7 @@ class BoundRuntime(OnnxRuntime):
         try:
             return self._gpu.run_staged(inputs.batch, [self._names[position] for position in positions])
         except self._errors as error:
-            raise ModelError(" ".join(str(error).split())[:300]) from error
+            raise ModelError(shorten_message(error)) from error
 
     def run(self, inputs: Sequence[Array], positions: Sequence[int]) -> list[Array]:
         """Run the model on inputs; return the outputs as `run_staged`."""

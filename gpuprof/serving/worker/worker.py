@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from itertools import chain, repeat
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -36,7 +35,7 @@ from gpuprof.serving.transport.arena import map_arena
 from gpuprof.serving.transport.batch_io import BatchInputs, BatchOutputs, Part
 from gpuprof.serving.transport.rendezvous import RendezvousKey, join_rendezvous
 from gpuprof.serving.transport.wire import BlockingStream, Frame, FrameKind
-from gpuprof.serving.watch.supervised_process import start_time
+from gpuprof.serving.watch.supervised_process import FIRST_DELAY_S, MAX_DELAY_S, start_time
 from gpuprof.serving.worker.runtime import (
     NULL_PREFIX,
     BoundRuntime,
@@ -53,10 +52,6 @@ if TYPE_CHECKING:
     from gpuprof.serving.transport.datatypes import Array
 
 
-#: Delays until a model of several that cannot be loaded is tried again; the last is repeated.
-_RETRIES_S = (1.0, 2.0, 5.0, 10.0)
-
-
 def main(arguments: list[str]) -> int:
     """Serve until the router has gone."""
     key = RendezvousKey(**json.loads(sys.stdin.read()))
@@ -67,12 +62,8 @@ def main(arguments: list[str]) -> int:
 def run_worker(numbers: Sequence[str], key: RendezvousKey, arena: memoryview | None) -> int:
     """Serve until the router has gone; return the exit code of the process.
 
-    Parameters
-    ----------
-    numbers : sequence of str
-        The models' numbers in the router.
-    arena : memoryview or None
-        Shared with the router; None: tensors travel with the messages.
+    ``numbers``: the models' numbers in the router; ``arena``: shared with the router; None: tensors travel with the
+    messages.
     """
     for ignored in (signal.SIGINT, signal.SIGTERM):  # the router drains first, and then closes the connection
         signal.signal(ignored, signal.SIG_IGN)
@@ -127,7 +118,8 @@ def _serve_batches(
 
     ``is_alone``: the worker has no other models; else a model that cannot be loaded is tried again, since they go on.
     """
-    for delay_s in chain(_RETRIES_S, repeat(_RETRIES_S[-1])):
+    delay_s = FIRST_DELAY_S
+    while True:
         try:
             runtime = computing.submit(_load, order).result()
             break
@@ -137,6 +129,7 @@ def _serve_batches(
                 return error.exit_code
             if stream.ends_within(delay_s):
                 return 0
+            delay_s = min(2.0 * delay_s, MAX_DELAY_S)
     gc.collect()
     gc.freeze()  # existing objects stay; later collections skip them
     stream.send(FrameKind.READY, runtime.spec.to_message())

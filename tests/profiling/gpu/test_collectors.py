@@ -191,7 +191,7 @@ def test_each_says_why_it_cannot_work_here(tools: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_a_profiler_that_hangs_is_ended_and_the_timing_kept_apart(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuprof.profiling.nsight.tool_process._GRACE_S", 0.2)
+    monkeypatch.setattr("gpuprof.profiling.nsight.tool_process.REACTION_S", 0.2)
     write_program(tools / "ncu", 'case "$1" in --*ver*) echo "Version 2025.1.0";; --query*) ;; *) sleep 600;; esac')
     request = _request(tools)
     patient = replace(request, limits=replace(request.limits, tool_s=8.0))  # for what nsys takes on a busy machine

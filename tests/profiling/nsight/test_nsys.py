@@ -246,7 +246,7 @@ def test_a_known_complaint_is_said_with_its_cure(tmp_path: Path) -> None:
 def test_a_tool_that_hangs_is_ended_with_all_its_children(
     tmp_path: Path, stubborn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpuprof.profiling.nsight.tool_process._GRACE_S", 0.5)
+    monkeypatch.setattr("gpuprof.profiling.nsight.tool_process.REACTION_S", 0.5)
     pid_file = tmp_path / "pid"
     tool = write_program(
         tmp_path / "tool", f"{stubborn}echo working; sleep 600 & echo $! > {pid_file}; wait; sleep 600"
@@ -281,7 +281,7 @@ def test_the_version_is_read_from_what_each_tool_prints(tmp_path: Path, printed:
 
 
 def test_a_tool_that_fails_hangs_or_is_not_there_has_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuprof.profiling.nsight.tool_process._GRACE_S", 0.5)
+    monkeypatch.setattr("gpuprof.profiling.nsight.tool_process.REACTION_S", 0.5)
     pid_file = tmp_path / "pid"
     assert ask_tool([str(write_program(tmp_path / "a", "echo 1; exit 1"))], 30) is None
     assert ask_tool([str(tmp_path / "nowhere")], 30) is None

@@ -71,7 +71,7 @@ def test_what_is_given_back_is_poisoned_where_that_is_wanted() -> None:
     view = arena.view(slot.offset, slot.size)
     view[:] = bytes(slot.size)
     arena.give_back(slot)
-    assert set(view) == {POISON}
+    assert set(view) == {*POISON}
     arena.close()
 
 
