@@ -101,7 +101,7 @@ class ProfileSettings(Settings):
     repeat: Count | None = option(
         None,
         "Runs of each row in separate processes; all rows are run once before any is run again. Default: 2 for batches "
-        "up to 4 on a GPU, else 1.",
+        "up to 8 on a GPU, else 1.",
     )
     repeat_every_s: NotNegative = option(0.0, "Minimum time between the runs of --repeat.", "--repeat-every", unit="s")
     force: bool = option(False, "Measure rows again that the database already has.")

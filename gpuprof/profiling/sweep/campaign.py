@@ -34,8 +34,9 @@ from gpuprof.runtime.optimizer import arithmetic_precision
 DATA_SHA256 = "input_data_sha256"
 MeasuredRow = ModelRow | ColocationRow
 #: Largest batch that has two runs on a GPU by default. The host decides the time of small batches, and differs between
-#: processes: a batch of one of ResNet-50 took 1.6 ms on an H200, and 2.3 in another process.
-SMALL_BATCH = 4
+#: processes: a batch of one of ResNet-50 took 1.6 ms on an H200, and 2.3 in another process. The four default batches
+#: are enough cells for a common variance (`pool_variances`).
+SMALL_BATCH = 8
 
 
 @dataclass(frozen=True, slots=True)

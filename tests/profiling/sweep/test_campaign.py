@@ -205,9 +205,9 @@ def test_a_cell_gets_as_many_runs_as_wanted_each_after_all_others_and_minutes_ap
 def test_small_batches_have_two_runs_on_a_gpu_and_the_last_is_recorded(
     tmp_path: Path, collector: FakeCollector, model: Path
 ) -> None:
-    cells = [Cell(a_job(model, batch)) for batch in (1, 4, 8)]
+    cells = [Cell(a_job(model, batch)) for batch in (1, 8, 16)]
     campaign = Campaign(KernelDb.create(tmp_path / "db"), device("v100"), collector, limits=QUICK)
-    assert [result.cell.job.graph.batch for result in campaign.run(cells)] == [1, 4, 1, 4, 8]
+    assert [result.cell.job.graph.batch for result in campaign.run(cells)] == [1, 8, 1, 8, 16]
     assert [request.records for request in collector.asked] == [False, False, True, True, True]
 
 
