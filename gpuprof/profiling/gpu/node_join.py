@@ -136,16 +136,16 @@ def _find_offset(timeline: Timeline, profile: Timeline) -> int:
     calls = calls[of_session & (calls["start_ns"] >= 0).to_numpy()].sort_values("start_ns")
     last_calls = calls.tail(_MOST_LAUNCHES)
     trial = _Trial(last_calls, profile)
-    offsets: list[int] = []
-    if timeline.epoch_ns is not None and profile.epoch_ns is not None:
-        offsets.append(profile.epoch_ns - timeline.epoch_ns)
+    epochs = (timeline.epoch_ns, profile.epoch_ns)
+    offsets = [] if epochs[0] is None or epochs[1] is None else [epochs[1] - epochs[0]]
+    is_of_session = bool(offsets)  # gpuprof recorded both
     for low, high in _list_windows(timeline, profile, calls):
         offsets.append(trial.find_best(low, high))
         if trial.count(offsets[-1])[0] >= _ENOUGH * len(last_calls):
             break
     offset = max(offsets, key=lambda offset: trial.count(offset)[0], default=0)
     agreeing, within = trial.count(offset)
-    if len(calls) and (not agreeing or agreeing < _LEAST_AGREEING * within):
+    if len(calls) and not is_of_session and (not agreeing or agreeing < _LEAST_AGREEING * within):
         raise InputError(
             f"ONNX Runtime's profile is not of the recorded runs: {agreeing} of {within} launches fit its nodes",
             "give the profile of the same session",
