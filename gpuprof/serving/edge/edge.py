@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import errno
+import fcntl
 import importlib.util
 import os
 import re
@@ -14,6 +15,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -35,6 +37,8 @@ _ACTIVE = re.compile(r"^http\.(?:http|grpc)\.downstream_rq_active: (\d+)", re.MU
 _VERSION = re.compile(r"/(\d+)\.(\d+)\.\d+")
 
 
+_PREFIX = "gpuprof-edge-"
+_STARTING_S = 60.0  #: Age below which a folder may be that of a server that has not locked it yet.
 _WHEN = "when"
 _REMOVED = object()
 
@@ -165,8 +169,10 @@ class Edge:
         except BaseException:
             self._release()
             raise
-        self._folder = tempfile.TemporaryDirectory(prefix="gpuprof-edge-")
+        remove_abandoned()
+        self._folder = tempfile.TemporaryDirectory(prefix=_PREFIX)
         self.directory = Path(self._folder.name)
+        self._lock = _lock(self.directory)
         self._admin = self.directory / "admin"
         self._log = self.directory / "log"
         self._supervised: SupervisedProcess | None = None
@@ -213,6 +219,8 @@ class Edge:
         if self._supervised is not None:
             await self._supervised.stop(0.0)
         self._release()
+        if self._lock is not None:
+            os.close(self._lock)
         self._folder.cleanup()
 
     def _reserve(self, host: str, port: int | None, option: str) -> int | None:
@@ -295,6 +303,28 @@ class Edge:
         finally:
             writer.close()
         return answer.decode(errors="replace").partition("\r\n\r\n")[2]
+
+
+def remove_abandoned() -> None:
+    """Remove the folders, with their private keys, of this user's servers that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            status = folder.stat()
+            is_new = time.time() - status.st_mtime < _STARTING_S
+            if status.st_uid == os.geteuid() and not is_new and (lock := _lock(folder)) is not None:
+                shutil.rmtree(folder)
+                os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """Return a descriptor that locks a folder until it is closed or its process ends; None: another has the lock."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def listen_error(host: str, port: int, option: str, error: OSError) -> InputError:

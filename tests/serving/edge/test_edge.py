@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ import yaml
 
 from gpuprof.errors import UnavailableError
 from gpuprof.export.targets import envoy
-from gpuprof.serving.edge.edge import EdgeSettings, find_envoy, render_bootstrap
+from gpuprof.serving.edge.edge import EdgeSettings, find_envoy, remove_abandoned, render_bootstrap
 from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, eventually, has_ended, map_of, replica, running
 
@@ -80,6 +82,23 @@ def edge_of(server: RunningServer) -> psutil.Process | None:
 
 
 @serves_in_real_time
+def test_folders_of_killed_servers_are_removed_and_those_of_living_ones_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    abandoned, living, starting = (tmp_path / f"gpuprof-edge-{name}" for name in ("abandoned", "living", "starting"))
+    for folder in (abandoned, living, starting):
+        folder.mkdir()
+        (folder / "key.pem").touch()
+    for folder in (abandoned, living):
+        os.utime(folder, (0.0, 0.0))
+    lock = os.open(living, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    remove_abandoned()
+    os.close(lock)
+    assert sorted(tmp_path.iterdir()) == [living, starting]
+
+
 def test_an_edge_that_is_killed_is_started_again(server: RunningServer) -> None:
     assert server.infer("m", [1.0])[0] == 200
     edge = edge_of(server)
