@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from tests.serving.test_grpc import address_of
 pytestmark = pytest.mark.slow
 
 CLIENT = Path(__file__).with_name("grpc_js_client.js")
-PROTO = Path(sys.modules["gpuprof.serving.protocol"].__path__[0]) / "open_inference.proto"
+PROTO = Path(str(files("gpuprof.serving.protocol").joinpath("open_inference.proto")))
 MODULES = Path(sys.prefix) / "grpc-js" / "node_modules"
 HEADERS = ["-H", "content-type: application/grpc", "-H", "te: trailers"]
 needs_nghttp = pytest.mark.skipif(shutil.which("nghttp") is None, reason="no nghttp here: Debian's nghttp2-client")
