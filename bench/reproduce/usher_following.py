@@ -102,9 +102,9 @@ def surging(shares: Mapping[str, float], rate_rps: float, seconds: float) -> dic
 
 def follow(policy: str, seconds: float, work: Path, rate_rps: float = _RATE_RPS) -> Autoscaling:
     """Return how a policy follows the load: maps planned anew every 20 s, simulated one after another."""
-    scenario = find_scenario("usher", "V100", None)
+    scenario = find_scenario("usher", "V100", work)
     scenario = scenario.vary(rate=rate_rps / sum(demand.rate_rps for demand in scenario.demands))
-    problem, _ = make_problem(LabCell(scenario, policy), work, None)
+    problem, _ = make_problem(LabCell(scenario, policy), work, work)
     planner = parse_policy(policy)
     load = surging({demand.model: demand.rate_rps / rate_rps for demand in scenario.demands}, rate_rps, seconds)
     running: DeploymentMap | None = None

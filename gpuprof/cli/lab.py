@@ -35,7 +35,10 @@ PoliciesOption = Annotated[
 ]
 DataOption = Annotated[
     Path | None,
-    typer.Option(envvar="GPUPROF_LAB_DATA", help="Folder of published data (parvagpu_a100, igniter_v100)."),
+    typer.Option(
+        envvar="GPUPROF_LAB_DATA",
+        help="Folder of the papers' measurements, fetched unless they are there; default: lab/published.",
+    ),
 ]
 JobsOption = Annotated[int, typer.Option(min=1, help="Processes that run at once.")]
 LimitOption = Annotated[

@@ -110,7 +110,7 @@ def read_records(path: Path) -> dict[str, Record]:
 def run_cells(
     cells: Sequence[LabCell],
     work: Path,
-    data: Path | None,
+    data: Path,
     jobs: int = 1,
     progress: Callable[[str, int, int], None] = lambda step, done, total: None,
 ) -> list[Record]:
@@ -139,7 +139,7 @@ def run_cells(
     return [records[cell.key] for cell in cells]
 
 
-def _run_all(cells: Sequence[LabCell], work: Path, data: Path | None, jobs: int) -> Iterable[Record]:
+def _run_all(cells: Sequence[LabCell], work: Path, data: Path, jobs: int) -> Iterable[Record]:
     has_objects = any(not isinstance(plugin, str | None) for cell in cells for plugin in (cell.policy, cell.estimator))
     if jobs <= 1 or len(cells) <= 1 or has_objects:
         yield from (run_cell(cell, work, data) for cell in cells)
@@ -151,7 +151,7 @@ def _run_all(cells: Sequence[LabCell], work: Path, data: Path | None, jobs: int)
             yield future.result()
 
 
-def run_cell(cell: LabCell, work: Path, data: Path | None) -> Record:
+def run_cell(cell: LabCell, work: Path, data: Path) -> Record:
     """Plan and simulate one cell; the record of a failed policy has a ``reason``."""
     scenario, setup = cell.scenario, cell.setup
     record: Record = {
@@ -188,7 +188,7 @@ def run_cell(cell: LabCell, work: Path, data: Path | None) -> Record:
     return record
 
 
-def make_problem(cell: LabCell, work: Path, data: Path | None) -> tuple[Problem, Estimator]:
+def make_problem(cell: LabCell, work: Path, data: Path) -> tuple[Problem, Estimator]:
     """Return a cell's problem, and the estimator that times the simulated batches.
 
     Raises `InputError` when its data are not there, or a demand, device or estimator is unknown.
@@ -214,7 +214,7 @@ def make_problem(cell: LabCell, work: Path, data: Path | None) -> tuple[Problem,
     return Problem(scenario.demands, fleet, planning_services, BatchQueue(), options, files), judging_services
 
 
-def _database_path(setup: Setup, work: Path, data: Path | None) -> Path:
+def _database_path(setup: Setup, work: Path, data: Path) -> Path:
     path = Path(setup.database)
     is_path = path.is_dir() and (path.is_absolute() or len(path.parts) > 1)
     return path if is_path else build_database(setup.database, work, data)

@@ -20,7 +20,7 @@ from gpuprof.domain.number_format import NumberFormat
 from gpuprof.errors import InputError, refuse_unwritable, unknown_name
 from gpuprof.lab.cells import LabCell, Record, parse_policy, read_records, run_cells
 from gpuprof.lab.scenarios import Scenario, list_scenarios
-from gpuprof.pipeline.arguments import PathArgument, optional_path
+from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.result import Progress, ProgressCallback, Result, say_nothing
 from gpuprof.placement.policies import Policy, describe_policy
 from gpuprof.reporting.chart import Axis, Chart, Line, group_bars
@@ -219,7 +219,7 @@ class PaperFigure:
         return PrintedNumber(fact["what"], fact["where"], (low, high), ours, int(fact.get("digits", 0)))
 
 
-def make_figure(name: str, data: Path | None, policies: Sequence[str | Policy] = ()) -> PaperFigure:
+def make_figure(name: str, data: Path, policies: Sequence[str | Policy] = ()) -> PaperFigure:
     """Return the figure of a name, with ``policies`` in addition to the paper's.
 
     Baselines that are not installed, because only the repository contains them, are omitted. Raises `InputError` for an
@@ -243,7 +243,7 @@ def _is_installed(policy: str) -> bool:
     return True
 
 
-def _list_columns(table: Mapping[str, Any], data: Path | None) -> Iterator[tuple[str, Scenario]]:
+def _list_columns(table: Mapping[str, Any], data: Path) -> Iterator[tuple[str, Scenario]]:
     rate, slo, gpus = float(table.get("rate", 1.0)), float(table.get("slo", 1.0)), table.get("gpus")
     is_simulated = table.get("simulate", True)
 
@@ -351,7 +351,8 @@ class LabSettings:
     work : path
         Folder for databases and ``results.jsonl``; a later run with the same cells resumes there.
     data : path or None
-        Folder of published data; None: ``GPUPROF_LAB_DATA``.
+        Folder of published data, which are fetched into it unless they are there; None: ``GPUPROF_LAB_DATA``, or
+        ``published`` in ``work``.
     jobs : int
         Number of worker processes.
     time_limit_s : float or None
@@ -363,9 +364,9 @@ class LabSettings:
     jobs: int = 2
     time_limit_s: float | None = None
 
-    def data_folder(self) -> Path | None:
-        """Return the folder of published data, None where none is named."""
-        return optional_path(self.data or os.environ.get(DATA_VARIABLE) or None)
+    def data_folder(self) -> Path:
+        """Return the folder of published data."""
+        return Path(self.data or os.environ.get(DATA_VARIABLE) or Path(self.work) / "published")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,15 +1,16 @@
 """Scenarios of the papers, with the published measurements behind them as kernel databases.
 
-ParvaGPU's and iGniter's profiles belong to their authors and are not shipped: a folder of published data holds
-``parvagpu_a100`` (``prof_data`` and ``SLO`` of https://github.com/MunQ-Lee/ParvaGPU_SC24) and ``igniter_v100``
-(``i-Gniter/Algorithm/config`` of https://github.com/icloud-ecnu/igniter). The V100 table of Elvinger's thesis ships.
-Where a paper's measurements are missing, rows are computed from others, and marked so.
+ParvaGPU's and iGniter's profiles belong to their authors and are not shipped: they are fetched from their repositories
+(``datasets/papers/published.toml``) when a suite needs them. The V100 table of Elvinger's thesis ships. Where a paper's
+measurements are missing, rows are computed from others, and marked so.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import re
+import shutil
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,8 +19,10 @@ from datetime import UTC, datetime
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any, Literal
+from urllib.request import urlopen
 
 import numpy as np
 
@@ -44,13 +47,7 @@ from gpuprof.placement.search_space import SHARE_STEP
 from gpuprof.simulator.trace import thesis_network_ms
 
 PARVAGPU_DEVICE, IGNITER_DEVICE = "a100-80", "v100"
-#: Folder of each publication's data, and its source.
-_SOURCES: Mapping[str, str] = MappingProxyType(
-    {
-        "parvagpu_a100": "prof_data and SLO of https://github.com/MunQ-Lee/ParvaGPU_SC24",
-        "igniter_v100": "i-Gniter/Algorithm/config of https://github.com/icloud-ecnu/igniter",
-    }
-)
+_FETCH_S = 30.0
 _MIG_PROFILES = {1: "1g.10gb", 2: "2g.20gb", 3: "3g.40gb", 4: "4g.40gb", 7: "7g.80gb"}
 #: Shares in the database computed for USHER are multiples of this percentage.
 USHER_STEP_PCT = 10.0
@@ -63,15 +60,31 @@ def read_scenarios() -> Mapping[str, Any]:
     return tomllib.loads((datasets() / "papers" / "scenarios.toml").read_text(encoding="utf-8"))
 
 
-def find_published(data: Path | None, name: str) -> Path:
-    """Return the folder of published measurements called ``name``.
+def find_published(data: Path, name: str) -> Path:
+    """Return the folder of published measurements called ``name``, fetched into ``data`` unless it is there.
 
-    Raises `InputError`, which names the source, when the folder is missing.
+    Raises `InputError`, which names the source, when a file cannot be fetched, or is not the published one.
     """
-    folder = None if data is None else data / name
-    if folder is None or not folder.is_dir():
-        message = f"{folder} is not there" if folder else f"no folder of published data is given, as {name} needs"
-        raise InputError(message, f"copy {_SOURCES[name]} to FOLDER/{name}, and give --data FOLDER or GPUPROF_LAB_DATA")
+    folder = data / name
+    if folder.is_dir():
+        return folder
+    source = tomllib.loads((datasets() / "papers" / "published.toml").read_text(encoding="utf-8"))[name]
+    data.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=data) as partial:
+        for path, digest in source["files"].items():
+            try:
+                with urlopen(f"{source['raw']}/{path}", timeout=_FETCH_S) as answer:
+                    content = answer.read()
+            except OSError as error:
+                raise InputError(
+                    f"cannot fetch {path} of {source['repository']}: {error}",
+                    f"copy its {source['what']} to FOLDER/{name}, and give --data FOLDER or GPUPROF_LAB_DATA",
+                ) from None
+            if hashlib.sha256(content).hexdigest() != digest:
+                raise InputError(f"{path} of {source['repository']} is not the published file")
+            file = Path(path).name
+            (Path(partial) / source.get("renamed", {}).get(file, file)).write_bytes(content)
+        shutil.copytree(partial, folder)
     return folder
 
 
@@ -88,7 +101,7 @@ def _multiply(demands: Sequence[Demand], copies: int) -> tuple[Demand, ...]:
     )
 
 
-def parvagpu_demands(data: Path | None, number: int, copies: int = 1) -> tuple[Demand, ...]:
+def parvagpu_demands(data: Path, number: int, copies: int = 1) -> tuple[Demand, ...]:
     """Return scenario S1 … S6 (ParvaGPU, Table IV), every service ``copies`` times.
 
     Raises `InputError` when the data are not there.
@@ -128,7 +141,7 @@ def usher_demands(rate_rps: float) -> tuple[Demand, ...]:
     return tuple(Demand(model, rate_rps * best[model] / total_rate, Slo(slo)) for model, slo in slos_ms.items())
 
 
-def find_demands(suite: str, scenario: str, data: Path | None, copies: int = 1) -> tuple[Demand, ...]:
+def find_demands(suite: str, scenario: str, data: Path, copies: int = 1) -> tuple[Demand, ...]:
     """Return the demands of a paper's scenario, every service ``copies`` times.
 
     Raises `InputError` when published data are missing, or nothing says how the suite's services are multiplied.
@@ -144,7 +157,7 @@ def find_demands(suite: str, scenario: str, data: Path | None, copies: int = 1) 
     return listed_demands(suite, scenario)
 
 
-def build_database(name: str, work: Path, data: Path | None) -> Path:
+def build_database(name: str, work: Path, data: Path) -> Path:
     """Write the database called ``name`` into ``work``, unless it exists, and return its folder.
 
     ``parvagpu``, ``igniter`` and ``thesis`` hold imported measurements; the rows of ``parvagpu-mps``,
@@ -162,21 +175,21 @@ def build_database(name: str, work: Path, data: Path | None) -> Path:
     return folder
 
 
-def _import_parvagpu(database: KernelDb, data: Path | None) -> None:
+def _import_parvagpu(database: KernelDb, data: Path) -> None:
     import_files(database, [find_published(data, "parvagpu_a100")])
 
 
-def _import_igniter(database: KernelDb, data: Path | None) -> None:
+def _import_igniter(database: KernelDb, data: Path) -> None:
     import_files(database, [find_published(data, "igniter_v100") / "config.jsonl"])
     measured = IgniterEstimator(database).coefficients(device(IGNITER_DEVICE))
     write_coefficients(coefficients_path(database.path, "t4"), "t4", *scale_coefficients(measured, "t4"))
 
 
-def _import_thesis(database: KernelDb, data: Path | None) -> None:
+def _import_thesis(database: KernelDb, _: Path | None = None) -> None:
     import_files(database, [Path(str(datasets() / "v100_profiles.csv"))])
 
 
-def _compute_parvagpu_mps(database: KernelDb, data: Path | None) -> None:
+def _compute_parvagpu_mps(database: KernelDb, data: Path) -> None:
     times = read_mps_latencies(find_published(data, "parvagpu_a100"))
     rows = [
         ModelRow("", workload.model, PARVAGPU_DEVICE, workload.batch, workload.share.sm_pct, latency_mean_ms=time)
@@ -200,7 +213,7 @@ def scale_v100(database: KernelDb, kinds: Sequence[str], step_pct: float | None 
         _append(database, kind, slower, "the V100's times by the ratio of float32 peaks, and by WSM under shares")
 
 
-_BUILDERS: Mapping[str, Callable[[KernelDb, Path | None], None]] = MappingProxyType(
+_BUILDERS: Mapping[str, Callable[[KernelDb, Path], None]] = MappingProxyType(
     {
         "parvagpu": _import_parvagpu,
         "parvagpu-mps": _compute_parvagpu_mps,
@@ -230,11 +243,9 @@ def _append(database: KernelDb, kind: str, rows: Sequence[ModelRow], notes: str)
 @cache
 def read_v100_table() -> tuple[ModelRow, ...]:
     """Return the rows of the V100 table of Elvinger's thesis (Tables 5.2, 6.5 and A.1), as they are imported."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder:
         database = KernelDb.create(Path(folder) / "db")
-        _import_thesis(database, None)
+        _import_thesis(database)
         return tuple(read_records(database, ModelRow))
 
 
@@ -451,7 +462,7 @@ def suite_names() -> dict[str, tuple[str, ...]]:
     return {suite: tuple(table["scenarios"]) for suite, table in read_scenarios()["suites"].items()}
 
 
-def list_scenarios(suite: str, data: Path | None) -> list[Scenario]:
+def list_scenarios(suite: str, data: Path) -> list[Scenario]:
     """Return the scenarios of a suite or a folder, or the scenario with a title.
 
     ``suite``: ``"parvagpu"``; ``"parvagpux10"`` for ten times the services of all its scenarios; ``"parvagpu/S5x3"``
@@ -469,7 +480,7 @@ def list_scenarios(suite: str, data: Path | None) -> list[Scenario]:
     return [find_scenario(base, scenario, data) for scenario in names]
 
 
-def find_scenario(suite: str, name: str, data: Path | None) -> Scenario:
+def find_scenario(suite: str, name: str, data: Path) -> Scenario:
     """Return a scenario of a paper.
 
     Raises `InputError` when there is none of the name, or its data are not there.

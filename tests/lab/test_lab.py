@@ -69,6 +69,10 @@ class Broken:
         raise ZeroDivisionError("no reason at all")
 
 
+#: Folder of published data, which the thesis's scenarios do not need.
+UNUSED = Path("unused")
+
+
 def settings(folder: Path, data: Path | None = None) -> LabSettings:
     return LabSettings(folder / "lab", data, jobs=1, time_limit_s=1.0)
 
@@ -95,7 +99,7 @@ def test_the_router_sends_each_request_to_one_replica(times: list[int], batches:
 
 def test_usher_needs_six_gpus_for_the_vision_models_and_serves_them(tmp_path: Path) -> None:
     """Thesis §6.2.1."""
-    record = run_cell(LabCell(find_scenario("thesis", "vision", None).vary(gpus="v100"), "usher"), tmp_path, None)
+    record = run_cell(LabCell(find_scenario("thesis", "vision", UNUSED).vary(gpus="v100"), "usher"), tmp_path, UNUSED)
     assert (record["gpus"], record["batches"].get("efficientnet_b7"), record["broken_rules"]) == (6, None, 0)
     assert record["replicas"]["efficientnet_b7"] == 2
     assert record["in_time_pct"] > 95.0
@@ -103,15 +107,15 @@ def test_usher_needs_six_gpus_for_the_vision_models_and_serves_them(tmp_path: Pa
 
 def test_shares_by_weighted_occupancy_are_too_small_to_serve_the_plan(tmp_path: Path) -> None:
     """Thesis §6.2.1, observation 2."""
-    record = run_cell(LabCell(find_scenario("thesis", "vision", None), "usher+creq=wao"), tmp_path, None)
+    record = run_cell(LabCell(find_scenario("thesis", "vision", UNUSED), "usher+creq=wao"), tmp_path, UNUSED)
     assert record["goodput_rps"] < 0.5 * record["planned_rps"]
 
 
 @pytest.mark.slow
 def test_a_plan_on_ushers_premise_serves_less_than_it_says_and_one_without_it_keeps_its_word(tmp_path: Path) -> None:
-    scenario = find_scenario("thesis", "example3", None)
-    trusting = run_cell(LabCell(scenario, "gpulet@usher-premise"), tmp_path, None)
-    honest = run_cell(LabCell(scenario, "gpulet"), tmp_path, None)
+    scenario = find_scenario("thesis", "example3", UNUSED)
+    trusting = run_cell(LabCell(scenario, "gpulet@usher-premise"), tmp_path, UNUSED)
+    honest = run_cell(LabCell(scenario, "gpulet"), tmp_path, UNUSED)
     assert trusting["goodput_rps"] < 0.9 * trusting["planned_rps"]
     assert honest["goodput_rps"] >= honest["planned_rps"]
 
@@ -123,20 +127,20 @@ def test_clients_that_reach_less_than_the_target_send_fewer_requests() -> None:
 
 
 def test_a_scenario_varies_in_rate_slo_and_devices() -> None:
-    scenario = find_scenario("thesis", "vision", None).vary(rate=2.0, slo=0.5, gpus="3")
+    scenario = find_scenario("thesis", "vision", UNUSED).vary(rate=2.0, slo=0.5, gpus="3")
     assert {(demand.rate_rps, demand.slo.latency_ms) for demand in scenario.demands} == {(1000.0, 100.0)}
     assert scenario.gpus == "v100:3" and scenario.vary(gpus="t4,v100").gpus == "t4,v100"
 
 
 def test_suites_have_copies_single_scenarios_and_folders(tmp_path: Path) -> None:
     data = write_parvagpu(tmp_path / "data")
-    assert [scenario.name for scenario in list_scenarios("thesis", None)][:3] == ["example1", "example2", "example3"]
+    assert [scenario.name for scenario in list_scenarios("thesis", UNUSED)][:3] == ["example1", "example2", "example3"]
     (copied,) = list_scenarios("parvagpu/S1x3", data)
     assert len(copied.demands) == 6
     with pytest.raises(InputError, match="unknown suite"):
         list_scenarios("parvagpo", data)
     with pytest.raises(InputError, match="holds no"):
-        list_scenarios(str(tmp_path / "data"), None)
+        list_scenarios(str(tmp_path / "data"), UNUSED)
 
 
 def test_a_folder_of_ones_own_is_a_suite(tmp_path: Path) -> None:
@@ -152,8 +156,8 @@ def test_a_folder_of_ones_own_is_a_suite(tmp_path: Path) -> None:
 
 
 def test_results_are_kept_and_a_later_run_goes_on_from_them(tmp_path: Path) -> None:
-    scenario = find_scenario("thesis", "example1", None)
-    first = run_cells([LabCell(scenario, "ffd")], tmp_path, None)
+    scenario = find_scenario("thesis", "example1", UNUSED)
+    first = run_cells([LabCell(scenario, "ffd")], tmp_path, UNUSED)
     kept = tmp_path / "results.jsonl"
     changed = json.loads(kept.read_text()) | {"gpus": 77}
     kept.write_text(json.dumps(changed) + "\n" + '{"key": "cut sh')
@@ -161,7 +165,7 @@ def test_results_are_kept_and_a_later_run_goes_on_from_them(tmp_path: Path) -> N
     records = run_cells(
         [LabCell(scenario, "ffd"), LabCell(scenario, "usher")],
         tmp_path,
-        None,
+        UNUSED,
         1,
         lambda _, done, total: steps.append((done, total)),
     )
@@ -173,8 +177,8 @@ def test_a_plugin_that_was_edited_runs_anew(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     source = "from gpuprof.placement.published.ffd import FirstFitDecreasing as Edited\n"
     Path("edited_policy.py").write_text(source)
-    cell = LabCell(find_scenario("thesis", "example1", None), "edited_policy:Edited")
-    record = run_cell(cell, tmp_path, None)
+    cell = LabCell(find_scenario("thesis", "example1", UNUSED), "edited_policy:Edited")
+    record = run_cell(cell, tmp_path, UNUSED)
     assert record["gpus"] == 4 and record["key"] == cell.key
     Path("edited_policy.py").write_text(source + "# changed\n")
     assert record["key"] != cell.key
@@ -243,7 +247,7 @@ def test_policies_take_options_behind_a_plus() -> None:
     with pytest.raises(InputError, match="option"):
         parse_policy("usher+unknown=1")
     with pytest.raises(InputError, match="usher-premise"):
-        find_scenario("thesis", "load", None).setup("optimal@nothing")
+        find_scenario("thesis", "load", UNUSED).setup("optimal@nothing")
 
 
 @pytest.mark.parametrize("text", ["rate", "rate=", "rate=a..b", "speed=1..2", "rate=0,1", "gpus=1..x"])
@@ -337,8 +341,8 @@ def test_the_command_sweeps_and_lists(
 
 
 def test_a_map_of_gpuprofs_own_is_served_by_the_times_that_it_was_planned_with(tmp_path: Path) -> None:
-    cell = LabCell(find_scenario("thesis", "load", None), "optimal", limit_s=1.0)
-    problem, judge = make_problem(cell, tmp_path, None)
+    cell = LabCell(find_scenario("thesis", "load", UNUSED), "optimal", limit_s=1.0)
+    problem, judge = make_problem(cell, tmp_path, UNUSED)
     deployment = to_map(problem, parse_policy("optimal").place(problem))
     services = simulate_service(deployment, problem.demands, "stretched", judge, Traffic(8.0))
     assert sum(service.goodput_rps for service in services.values()) > 0.95 * deployment.predicted.goodput_rps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from gpuprof.estimators.igniter.igniter import IgniterEstimator
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.lab.scenarios import (
     build_database,
+    find_published,
     listed_demands,
     parvagpu_demands,
     read_mps_latencies,
@@ -101,8 +103,38 @@ def test_copies_of_a_service_run_its_model(tmp_path: Path) -> None:
     assert sum(demand.rate_rps for demand in usher_demands(1000.0)) == pytest.approx(1000.0)
 
 
-def test_missing_data_name_their_source(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="ParvaGPU_SC24"):
-        build_database("parvagpu", tmp_path, tmp_path / "nowhere")
-    with pytest.raises(InputError, match="GPUPROF_LAB_DATA"):
-        build_database("igniter", tmp_path, None)
+def describe_source(folder: Path, monkeypatch: pytest.MonkeyPatch, digest: str) -> None:
+    """Let iGniter's profile be published in ``folder``, with this SHA-256."""
+    (folder / "papers").mkdir(parents=True)
+    (folder / "papers" / "published.toml").write_text(
+        f'''[igniter_v100]
+what = "config"
+repository = "the authors' repository"
+raw = "{folder.as_uri()}"
+renamed = {{config = "config.jsonl"}}
+files = {{"algorithm/config" = "{digest}"}}
+'''
+    )
+    monkeypatch.setattr("gpuprof.lab.scenarios.datasets", lambda: folder)
+
+
+def test_published_data_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published = tmp_path / "repository" / "algorithm" / "config"
+    published.parent.mkdir(parents=True)
+    published.write_bytes(b"{}")
+    describe_source(tmp_path / "repository", monkeypatch, hashlib.sha256(b"{}").hexdigest())
+    folder = find_published(tmp_path / "data", "igniter_v100")
+    assert [(file.name, file.read_bytes()) for file in folder.iterdir()] == [("config.jsonl", b"{}")]
+    published.unlink()
+    assert find_published(tmp_path / "data", "igniter_v100") == folder
+
+
+def test_data_that_cannot_be_fetched_or_are_others_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    describe_source(tmp_path / "repository", monkeypatch, "0" * 64)
+    with pytest.raises(InputError, match=r"authors' repository.*GPUPROF_LAB_DATA"):
+        find_published(tmp_path / "data", "igniter_v100")
+    (tmp_path / "repository" / "algorithm").mkdir()
+    (tmp_path / "repository" / "algorithm" / "config").write_bytes(b"{}")
+    with pytest.raises(InputError, match="not the published file"):
+        find_published(tmp_path / "data", "igniter_v100")
+    assert list((tmp_path / "data").iterdir()) == []
