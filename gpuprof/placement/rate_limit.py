@@ -28,6 +28,8 @@ NEARLY_IDLE = RATE_PRECISION
 _COARSE_ERROR = 0.2
 #: Tolerance of probabilities: a bound must also hold for maps that keep a percentile up to rounding.
 SLACK = 1e-5
+#: Least coefficient of variation of times that are not treated as constant.
+LEAST_CV = 1e-3
 #: Number of steps between bisections: guesses may converge from one side only.
 HALVED = 3
 
@@ -218,7 +220,7 @@ def most_in_time_rps(server: BatchServer, limit_ms: float) -> float:
 def parts_in_time(server: BatchServer, limit_ms: float) -> list[float]:
     """Return the parts of the batches of 1, 2, … requests within the limit."""
     left_ms, cv = limit_ms - server.overhead_ms, server.latency_cv
-    if cv < 1e-3:
+    if cv < LEAST_CV:
         return [float(ms <= left_ms) for ms in server.latency_ms]
     from scipy.special import gammainc  # the import takes a third of a second, and most times do not vary
 

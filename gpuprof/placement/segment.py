@@ -386,8 +386,11 @@ class PooledSegments(Segments):
     def _capacity_rps(
         self, demand: Demand, device: Device, workload: Workload, beside: Sequence[Workload], least_rps: float
     ) -> float:
-        ceiling, rate = self._ceiling_rps(device, workload, beside), demand.rate_rps
-        server = self.server(device, workload, beside)
+        return self.find_rate(demand, self.server(device, workload, beside), least_rps)
+
+    def find_rate(self, demand: Demand, server: BatchServer, least_rps: float = 0.0) -> float:
+        """Return the rate of a replica among as many equal replicas as serve the demand together; see `make`."""
+        ceiling, rate = most_within_rps(server, demand.slo.latency_ms, demand.slo.percentile), demand.rate_rps
         if ceiling >= rate and self._is_in_time(demand, server, rate):
             return rate
         capacity = server.capacity_rps

@@ -1,8 +1,9 @@
 """Random placement problems and the best that can be done about them, found without any of `gpuprof.placement`'s code.
 
-The problems are tables: a time and a memory for every model, batch and share, no interference, the papers' rule (a
-batch within half of the SLO). `best_of` lists for each device every set of rates that it can serve, with all batches
-of all shares, and adds device to device, keeping the sets that no other matches: exact, and slow beyond a few models.
+The problems are tables: a time and a memory for every model, batch and share, the papers' rule (a batch within half
+of the SLO), and for some kinds a slowdown by neighbours. `best_of` lists for each device every set of rates that it can
+serve, with all batches of all shares, and adds device to device, keeping the sets that no other matches: exact, and
+slow beyond a few models.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numba
 import numpy as np
@@ -28,8 +29,10 @@ from gpuprof.placement.contract import ExponentialQueue, plain_device, sliced_de
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Options, Problem
 
-Kind = Literal["mps-memory", "fixed", "priority", "priced", "mig-parts", "mig-mps"]
-KINDS: tuple[Kind, ...] = ("mps-memory", "fixed", "priority", "priced", "mig-parts", "mig-mps")
+Kind = Literal[
+    "mps-memory", "fixed", "priority", "priced", "mig-parts", "mig-mps", "beside", "beside-fixed", "beside-mig"
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _BUDGET = 0.5
 _BATCHES = (1, 2, 4, 8, 16, 32)
@@ -54,9 +57,12 @@ class TableEstimator:
     Attributes
     ----------
     rows : mapping of (device, model, batch, share) to (ms, bytes)
+    slowdown : float
+        A neighbour with a share of f and a batch of n adds this times f · log2(1 + n) to the time.
     """
 
     rows: Mapping[Key, tuple[float, int]]
+    slowdown: float = 0.0
 
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
@@ -66,8 +72,9 @@ class TableEstimator:
         if row is None or processes > 1:
             raise InputError(f"nothing is known of {model} at batch {batch} under {share} with {processes} processes")
         memory = Figure(float(row[1]), MEASURED)
+        time = row[0] * (1.0 + self.slowdown * math.fsum(_press(other.share.sm_pct, other.batch) for other in beside))
         return Estimate(
-            Workload(model, batch, share, processes), device.name, Figure(row[0], MEASURED), memory_bytes=memory
+            Workload(model, batch, share, processes), device.name, Figure(time, MEASURED), memory_bytes=memory
         )
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
@@ -79,6 +86,10 @@ class TableEstimator:
         listed = {s for name, m, _, s in self.rows if (name, m) == (device.name, model)}
         listed = {share for share in listed if share.mig is None or share.sm_pct == 100.0}
         return tuple(sorted(listed, key=lambda share: (device.fraction(share), share.mig or "", share.sm_pct)))
+
+
+def _press(percent: float, batch: int) -> float:
+    return percent / 100.0 * math.log2(1 + batch)
 
 
 @dataclass(frozen=True)
@@ -117,19 +128,19 @@ def draw_problem(kind: Kind, seed: int) -> Problem:
         rate = random_.uniform(50.0, 900.0) * _devices_worth(fleet) / len(names)
         priority = random_.randint(0, 1) if kind == "priority" else 0
         demands.append(Demand(name, rate, Slo(random_.uniform(3.0, 12.0) * (start + each)), priority=priority))
-    return Problem(
-        tuple(demands), fleet, TableEstimator(rows), ExponentialQueue(), Options(latency_budget=_BUDGET, seed=seed)
-    )
+    slowdown = random_.choice([0.05, 0.15, 0.4]) if kind.startswith("beside") else 0.0
+    options = Options(latency_budget=_BUDGET, seed=seed)
+    return Problem(tuple(demands), fleet, TableEstimator(rows, slowdown), ExponentialQueue(), options)
 
 
 def _draw_fleet(kind: Kind, random_: random.Random) -> Fleet:
     plain = plain_device()
-    if kind in ("fixed", "priority"):
+    if kind in ("fixed", "priority", "beside-fixed"):
         return Fleet((FleetEntry(plain, random_.randint(1, 3)),))
     if kind == "priced":
         large = replace(plain_device("other", random_.choice([1.5, 1.7, 2.3])), dram_bytes=32 * _GIB)
         return Fleet((FleetEntry(plain), FleetEntry(large)))
-    return Fleet((FleetEntry(plain if kind == "mps-memory" else sliced_device(price=1.0)),))
+    return Fleet((FleetEntry(plain if kind in ("mps-memory", "beside") else sliced_device(price=1.0)),))
 
 
 def _devices_worth(fleet: Fleet) -> int:
@@ -144,16 +155,19 @@ def _draw_rows(
     weights, activations = int(random_.uniform(0.3, 5.0) * _GIB), int(random_.uniform(0.01, 0.4) * _GIB)
     for share in _draw_shares(random_, device, kind):
         part = min(1.0, device.fraction(share) / saturated)
-        for batch in _BATCHES:
+        for batch in _BATCHES[::2] if kind.startswith("beside") else _BATCHES:
             row = ((start + each * batch / part) / speed, weights + activations * batch)
             yield (device.name, name, batch, share), row
 
 
 def _draw_shares(random_: random.Random, device: Device, kind: Kind) -> list[Share]:
-    percents = sorted(random_.sample([10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 100.0], 3))
-    if kind in ("mig-parts", "mig-mps"):
+    percents = [10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 100.0]
+    if kind.startswith("beside"):
+        percents[:2] = [25.0]  # at most four beside each other, so that all can be listed
+    percents = sorted(random_.sample(percents, 3))
+    if kind in ("mig-parts", "mig-mps", "beside-mig"):
         profiles = [profile.name for profile in device.mig_profiles]
-        names = random_.sample(profiles, 3)
+        names = random_.sample(profiles, 2 if kind == "beside-mig" else 3)
         shares = [Share(100.0, name) for name in names]
         if kind == "mig-mps":
             return [*shares, *map(Share, percents)]
@@ -303,6 +317,8 @@ def _shared_rates(problem: Problem, device: Device, mig: str | None, wanted: Rat
 
     By adding one replica after another: a state is what is left of the share and the memory.
     """
+    if problem.estimator.slowdown:  # type: ignore[attr-defined]
+        return _drop_dominated(np.vstack([np.zeros(len(wanted)), *_list_beside(problem, device, mig, wanted)]))
     memory = device.memory_bytes(Share(100.0, mig))
     items = list(_items(problem, device, mig))
     states: dict[tuple[float, int], Rates] = {(100.0, memory): np.zeros((1, len(wanted)))}
@@ -321,6 +337,40 @@ def _shared_rates(problem: Problem, device: Device, mig: str | None, wanted: Rat
             raise TooLargeError
     finished += list(states.values())
     return _drop_dominated(np.vstack(finished))
+
+
+def _list_beside(problem: Problem, device: Device, mig: str | None, wanted: Rates) -> Iterator[Rates]:
+    """Yield the rates of all replicas that are in time beside each other in one instance, or the whole device."""
+    estimator = problem.estimator
+    rows, slowdown = estimator.rows, estimator.slowdown  # type: ignore[attr-defined]
+    items = [
+        (position, batch, share.sm_pct, ms, held)
+        for position, demand in enumerate(problem.demands)
+        for (name, model, batch, share), (ms, held) in rows.items()
+        if (name, model, share.mig) == (device.name, demand.model, mig)
+    ]
+    stack = [((item,), number) for number, item in enumerate(items)]
+    for visited in itertools.count():
+        if not stack or visited > 50 * _MOST_SETS:
+            break
+        replicas, last = stack.pop()
+        percent, held = (math.fsum(replica[column] for replica in replicas) for column in (2, 4))
+        if percent > 100.0 + _LITTLE or held > device.memory_bytes(Share(100.0, mig)):
+            continue
+        presses = [_press(replica[2], replica[1]) for replica in replicas]
+        times = [
+            ms * (1.0 + slowdown * (math.fsum(presses) - press))
+            for (*_, ms, _), press in zip(replicas, presses, strict=True)
+        ]
+        rates = np.zeros(len(wanted))
+        for (position, batch, *_), ms in zip(replicas, times, strict=True):
+            rates[position] += 1000.0 * batch / ms
+        limits = (_BUDGET * problem.demands[position].slo.latency_ms for position, *_ in replicas)
+        if all(ms < limit for ms, limit in zip(times, limits, strict=True)):  # further neighbours make none quicker
+            yield np.minimum(rates, wanted)
+            stack += [((*replicas, items[number]), number) for number in range(last, len(items))]
+    if stack:
+        raise TooLargeError
 
 
 def _items(problem: Problem, device: Device, mig: str | None) -> Iterator[tuple[float, int, int, float]]:

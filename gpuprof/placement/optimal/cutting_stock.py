@@ -53,8 +53,6 @@ class CuttingStock:
     planner: PartitionPlanner
     choices: Choices
     limit: Limit
-    #: Whether a counted fleet serves the demands in part, the highest priority first; else all are served whole.
-    partial: bool = False
     _classes: dict[str, list[Demand]] = field(init=False)
     _patterns: dict[_PatternKey, _Pattern] = field(default_factory=dict)
 
@@ -70,7 +68,7 @@ class CuttingStock:
         for part in parts:
             for entry in self.problem.fleet.entries:
                 self._add(entry.device.name, (part,))
-        if not self.partial and {part.model for part in parts} != self._classes.keys():
+        if {part.model for part in parts} != self._classes.keys():
             return None
         until = self.limit.keeping((self.limit.left_s or 0.0) / 4.0)
         for entry in self.problem.fleet.entries:
@@ -87,9 +85,8 @@ class CuttingStock:
                 return None
             values = {part: solution.duals[row] for part, row in master.parts.items()}
             for entry in self.problem.fleet.entries:
-                price = 0.0 if self.partial else entry.price_per_hour
                 scarcity = solution.duals[master.kinds[entry.device.name]] if entry.count is not None else 0.0
-                self._fill_devices(entry.device.name, price - scarcity, values, until)
+                self._fill_devices(entry.device.name, entry.price_per_hour - scarcity, values, until)
         return self._choose(parts)
 
     def _list_parts(self, model: str) -> Iterator[DemandPart]:
@@ -162,38 +159,25 @@ class CuttingStock:
         for entry in self.problem.fleet.entries:
             if entry.count is not None:
                 master.kinds[entry.device.name] = master.program.row(high=float(entry.count))
-        least = {model: 0.0 if self.partial else float(len(group)) for model, group in self._classes.items()}
-        classes = {model: master.program.row(least[model], len(group)) for model, group in self._classes.items()}
+        classes = {model: master.program.row(len(group), len(group)) for model, group in self._classes.items()}
         for part in parts:
-            replicas = 1.0 if self.partial else float(part.divisor)
-            entries = {classes[part.model]: replicas / part.divisor, master.parts[part]: -replicas}
-            master.splits[part] = master.program.column(-self._weigh(part) if self.partial else 0.0, entries)
+            entries = {classes[part.model]: 1.0, master.parts[part]: -float(part.divisor)}
+            master.splits[part] = master.program.column(0.0, entries)
         for key, pattern in self._patterns.items():
             entries = {master.parts[part]: float(count) for part, count in Counter(pattern.parts).items()}
             if pattern.kind in master.kinds:
                 entries[master.kinds[pattern.kind]] = 1.0
-            price = 0.0 if self.partial else self.problem.entry(pattern.kind).price_per_hour
+            price = self.problem.entry(pattern.kind).price_per_hour
             master.patterns[key] = master.program.column(price, entries)
         return master
 
-    def _weigh(self, part: DemandPart) -> float:
-        """Return the rate of a part, above all rates of lower priorities together."""
-        rates = [demand.rate_rps for demand in self.problem.demands]
-        return self._rate_rps(part) * (math.fsum(rates) / min(rates)) ** self.problem.demand(part.model).priority
-
     def _name_replicas(self, master: _Master, solution: Solution) -> Iterator[PlacedGpu]:
         """Yield the devices with the names of the demands that their replicas serve, without surplus replicas."""
-        # Parts of several sizes may serve a demand in part: its pieces are named apart, and may exceed it by one.
-        spare = len(master.splits) if self.partial else 0
-        spares = {
-            model: [group[0].model] * spare + [demand.model for demand in group]
-            for model, group in self._classes.items()
-        }
+        unnamed = {model: [demand.model for demand in group] for model, group in self._classes.items()}
         names: dict[tuple[str, float], list[str]] = {}
         for part, column in master.splits.items():
-            count = round(solution.values[column]) * (1 if self.partial else part.divisor)
-            queue = [spares[part.model].pop() for _ in range(math.ceil(count / part.divisor))]
-            names[part.model, self._rate_rps(part)] = [name for name in queue for _ in range(part.divisor)][:count]
+            queue = [unnamed[part.model].pop() for _ in range(round(solution.values[column]))]
+            names[part.model, self._rate_rps(part)] = [name for name in queue for _ in range(part.divisor)]
         for key, column in master.patterns.items():
             pattern = self._patterns[key]
             for _ in range(round(solution.values[column])):

@@ -8,19 +8,24 @@ work of a request on the whole board (`gpuprof.domain.estimate.bound_by_work`) b
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import MEASURED, Workload, board_work, bound_by_work
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.share import Share
-from gpuprof.domain.sojourn import ModelQueues, ShapedQueue
+from gpuprof.domain.sojourn import BatchServer, QuickQueueModel, queue_of
 from gpuprof.errors import InputError
-from gpuprof.placement.evidence import RELATIVE_ROUNDING
+from gpuprof.placement.evidence import RELATIVE_ROUNDING, ROUNDING
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.restricted_master import RestrictedMaster, solve_relaxation
 from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition, PlacedReplica, Placement, map_replicas
@@ -28,8 +33,11 @@ from gpuprof.placement.planned_workloads import planned_ms
 from gpuprof.placement.pool import Gpus, Pools
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import EXACT
+from gpuprof.placement.rate_limit import LEAST_CV, SLACK, parts_in_time
 from gpuprof.placement.segment import Segment, Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(slots=True)
@@ -143,6 +151,12 @@ def _unserved_by_priority(problem: Problem, placement: Placement) -> tuple[float
         missing[demand.priority] += demand.rate_rps if is_below_minimum else unplaced.rate_rps
     total = sum(demand.rate_rps for demand in problem.demands)
     return tuple(round(missing[level] / total, 6) for level in levels)
+
+
+def weigh_priority(problem: Problem, demand: Demand) -> float:
+    """Return the worth of a request, above that of all requests of lower priorities together."""
+    rates = [other.rate_rps for other in problem.demands]
+    return (math.fsum(rates) / min(rates)) ** demand.priority
 
 
 def is_proven_optimal(problem: Problem, placement: Placement) -> bool:
@@ -285,25 +299,28 @@ class TimeBounds:
 def bound_by_time(problem: Problem) -> TimeBounds:
     """Return bounds that hold for maps with and without shared workers.
 
-    Each request takes part of a device's time (`_least_part`), and each model of a worker at least its memory without a
-    context; their sums bound the devices, and the time of all devices the requests.
+    The batches of each demand take at least a part of the devices' time (`_least_time`), and each model of a worker at
+    least its memory without a context; their sums bound the devices, and the time of all devices the requests.
     """
-    segments = Segments(problem)
+    segments, entries = Segments(problem), problem.fleet.entries
+    least: dict[str, tuple[float, float, float]] = {}  # time of devices, cost and memory, by the first alike model
     least_parts: list[tuple[float, float]] = []  # of a device's time, and the rate
-    least_cost = least_memory = 0.0
     for demand in problem.demands:
-        parts = [
-            (part, part * entry.price_per_hour, _least_memory_part(segments, demand.model, entry.device))
-            for entry in problem.fleet.entries
-            if (part := _least_part(segments, demand, entry.device)) is not None
-        ]
-        if not parts:
-            continue  # no map serves it
-        least_parts.append((min(part for part, *_ in parts), demand.rate_rps))
-        least_cost += min(cost for _, cost, _ in parts)
-        least_memory += min(memory for *_, memory in parts)
-    prices = {entry.price_per_hour for entry in problem.fleet.entries}
-    count = max(1, math.ceil(max(math.fsum(part for part, _ in least_parts), least_memory) - 1e-6))
+        first = segments.first_alike(demand.model)
+        if first not in least:
+            batches = {entry: _list_batches(segments, demand, entry.device) for entry in entries}
+            able = [entry for entry in entries if len(batches[entry])]
+            if not able:
+                continue  # no map serves it
+            time = _least_time(problem, demand, np.concatenate([batches[entry] for entry in able]))
+            paid = [batches[entry] * (entry.price_per_hour, 1.0, 1.0) for entry in able]
+            memory = min(_least_memory_part(segments, first, entry.device) for entry in able)
+            least[first] = time, _least_time(problem, demand, np.concatenate(paid)), memory
+        least_parts.append((least[first][0], demand.rate_rps))
+    served = [least[first] for d in problem.demands if (first := segments.first_alike(d.model)) in least]
+    time, least_cost, least_memory = (math.fsum(column) for column in zip((0.0, 0.0, 0.0), *served, strict=True))
+    prices = {entry.price_per_hour for entry in entries}
+    count = max(1, math.ceil(max(time, least_memory) - 1e-6))
     cost = count * min(prices) if len(prices) == 1 else max(min(prices), least_cost)
     return TimeBounds(count, cost, _bound_goodput(problem.fleet, least_parts))
 
@@ -318,47 +335,91 @@ def _bound_goodput(fleet: Fleet, least_parts: Sequence[tuple[float, float]]) -> 
     return None if None in counts else most_rps
 
 
-def _least_part(segments: Segments, demand: Demand, device: Device) -> float | None:
-    """Return the least part of a device's time a demand takes, None without a workload.
+def _least_time(problem: Problem, demand: Demand, batches: Floats) -> float:
+    """Return the least time of devices per second that a demand's batches take, or their cost, by weak duality.
 
-    Under the queueing model with Poisson requests at the rate r, the fraction q that keeps the SLO is in batches of at
-    most 1 + 2 r SLO / q such requests on average, since requests of a batch that keep the SLO arrive within an SLO of
-    each other. A request takes no less than the shortest batch divided by this average.
+    The requests that a batch answers in time arrive within a window before its start, of the SLO less the least time to
+    an answer. Covering Poisson requests at a rate r by windows of a length w takes r / (1 + r w) windows a second, of
+    which late requests spare at most one each. Where prices of a request and of a batch make no batch worth more than
+    its time, they give the least time of all requests and batches.
+    """
+    seconds, in_time, answers_s = batches.T
+    rate_rps, late, least_batches = demand.rate_rps, 0.0, 0.0
+    if problem.options.latency_budget is None:
+        late = 1.0 - demand.slo.percentile / 100.0 + SLACK
+    if _has_partial_batches(problem, demand):
+        window_s = demand.slo.latency_ms / 1000.0 - answers_s.min()
+        least_batches = max(0.0, rate_rps / (1.0 + rate_rps * window_s) - late * rate_rps)
+    batch_price = np.linspace(0.0, seconds.min(), 17)
+    price = ((seconds - batch_price[:, None]) / in_time).min(axis=1)
+    return float((batch_price * least_batches + price * rate_rps * (1.0 - late)).max())
+
+
+def _has_partial_batches(problem: Problem, demand: Demand) -> bool:
+    """Return whether the queueing model obeys the rule of batch formation under Poisson requests."""
+    is_queued = problem.options.latency_budget is None
+    return is_queued and isinstance(queue_of(problem.queueing, demand.model), QuickQueueModel)
+
+
+def _list_batches(segments: Segments, demand: Demand, device: Device) -> Floats:
+    """Return the batches that may answer requests of a demand in time on a device, shape (n, 3).
+
+    The columns are the seconds of a whole device, the mean number of requests in time, and the least seconds from the
+    start to an answer.
     """
     model, space, problem = segments.first_alike(demand.model), segments.search_space, segments.problem
     if len(problem.fleet.entries) > 1:  # the shares of many kinds would take many estimates
         work = board_work(problem.estimator, model, device)
         if work is not None and work.source != MEASURED:
-            return planned_ms(work, problem.options.confidence) * demand.rate_rps / 1000.0
-    timely, mean_batch = 1.0, math.inf
-    if problem.options.latency_budget is None:
-        timely = demand.slo.percentile / 100.0
-        if not isinstance(problem.queueing, ShapedQueue | ModelQueues):
-            mean_batch = 1.0 + 2.0 * demand.rate_rps * demand.slo.latency_ms / 1000.0 / timely
+            return np.array([(planned_ms(work, problem.options.confidence) / 1000.0, 1.0, 0.0)])
+    batches: list[tuple[float, float, float]] = []
     with suppress(InputError):
         shares = list(problem.estimator.shares(model, device))
         shares += [Share(pct, mig) for mig in {s.mig for s in shares} for pct in space.steps(model, device, mig)]
-        parts = []
         for share in shares:
-            if space.is_dense(model, device, share):
-                return 0.0  # batches between the listed ones are too many to evaluate
             for count in space.processes(share):
-                each_ms = _least_ms(segments, device, Workload(model, 1, share, count), mean_batch)
-                parts.append(device.fraction(share) * each_ms * timely * demand.rate_rps / 1000.0)
-        least = min(parts, default=math.inf)
-        return least if math.isfinite(least) else None
-    return None
+                workloads = [Workload(model, size, share, count) for size in space.listed_batches(model, device, share)]
+                for seconds, in_time, answer_s in _list_in_share(segments, demand, device, workloads):
+                    batches.append((seconds * device.fraction(share) / count, in_time, answer_s))
+    return np.array(batches).reshape(-1, 3)
 
 
-def _least_ms(segments: Segments, device: Device, workload: Workload, mean_batch: float) -> float:
-    """Return a lower bound of the mean time per request, infinite without an estimate; a batch size is ignored."""
-    each_ms: list[float] = []
-    shortest_ms: list[float] = []
-    for batch in segments.search_space.listed_batches(workload.model, device, workload.share):
-        with suppress(InputError):
-            each_ms.append(1000.0 / segments.throughput_rps(device, replace(workload, batch=batch)))
-            shortest_ms.append(batch * each_ms[-1])
-    return max(min(each_ms, default=math.inf), min(shortest_ms, default=math.inf) / mean_batch)
+def _list_in_share(
+    segments: Segments, demand: Demand, device: Device, workloads: Sequence[Workload]
+) -> Iterator[tuple[float, float, float]]:
+    """Yield the seconds, requests in time and least seconds to an answer of batches; see `_list_batches`.
+
+    Between listed sizes, times are interpolated: no size between two has a better ratio of requests to time than both.
+    """
+    options = segments.problem.options
+    if not _has_partial_batches(segments.problem, demand):
+        for workload in workloads:
+            throughput_rps = segments.throughput_rps(device, workload)
+            yield workload.processes * workload.batch / throughput_rps, float(workload.batch), 0.0
+        return
+
+    cv, limit_ms = segments.estimate(device, workloads[0]).latency_cv, demand.slo.latency_ms * (1.0 + ROUNDING)
+
+    @cache
+    def find(size: int) -> tuple[float, float]:
+        """Return the time of a batch, and the part of such batches in time."""
+        ms = segments.latency_ms(device, replace(workloads[0], batch=size)) + options.host.handover_ms
+        server = BatchServer((ms,), 1, 0.0, latency_cv=cv, overhead_ms=options.overhead_ms)
+        return ms, parts_in_time(server, limit_ms)[0]
+
+    smaller = 1
+    for size in sorted({1, *(workload.batch for workload in workloads)}):
+        part = find(smaller)[1]
+        sizes = range(smaller, size + 1)
+        last = smaller - 1 + bisect_left(sizes, True, key=lambda n: find(n)[1] < part / 2.0)
+        beyond = find(min(last + 1, size))[1] if last < size else 0.0
+        for number, most in ((last, part), (size, beyond)):
+            ms, answer_s = find(number)[0], options.overhead_ms / 1000.0
+            if most > 0.0:
+                yield ms / 1000.0, number * most, answer_s + (ms / 1000.0 if cv < LEAST_CV else 0.0)
+        smaller = size
+        if not find(size)[1]:
+            return
 
 
 def _least_memory_part(segments: Segments, model: str, device: Device) -> float:

@@ -32,7 +32,7 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 
 #: Maximum number of queries of a search: a count, not a time, so that a problem has the same map on every machine.
-_MOST_ASKED = 20_000
+MOST_ASKED = 20_000
 #: Maximum number of halvings of a task that fits nowhere whole.
 _MOST_HALVINGS = 4
 
@@ -53,7 +53,7 @@ class LocalSearch:
     _most: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self._most = self.planner.asked + _MOST_ASKED
+        self._most = self.planner.asked + MOST_ASKED
 
     @property
     def is_over(self) -> bool:
@@ -79,7 +79,7 @@ class LocalSearch:
 
     def _cheaper_maps(self, gpus: _Gpus) -> Iterator[_Gpus | None]:
         """Yield the maps without a device, the least filled first, or with a device exchanged for a cheaper kind."""
-        order = sorted(range(len(gpus)), key=lambda i: (self._used_fraction(gpus[i]) * self._price(gpus[i]), i))
+        order = sorted(range(len(gpus)), key=lambda i: (used_price(self.problem, gpus[i]), i))
         tried = set()
         for index in order:
             if gpus[index] in tried or self.is_over:
@@ -88,10 +88,6 @@ class LocalSearch:
             other_gpus = (*gpus[:index], *gpus[index + 1 :])
             yield self._move_replicas(other_gpus, gpus[index])
             yield self._exchange(gpus, index)
-
-    def _used_fraction(self, gpu: PlacedGpu) -> float:
-        device = self.problem.device(gpu.device)
-        return math.fsum(device.fraction(replica.share) for replica in gpu.replicas())
 
     def _price(self, gpu: PlacedGpu) -> float:
         return self.problem.entry(gpu.device).price_per_hour
@@ -128,7 +124,7 @@ class LocalSearch:
                 continue
             visited.add(gpu)
             for candidate in self._host_task(gpu, task):
-                growth = self._used_fraction(candidate) - self._used_fraction(gpu)
+                growth = used_price(self.problem, candidate) - used_price(self.problem, gpu)
                 if best is None or growth < best[0] - 1e-12:
                     best = (growth, index, candidate)
         if best is None:
@@ -234,6 +230,13 @@ class LocalSearch:
         """Return whether the model has at most its maximum number of replicas."""
         most = self.problem.demand(model).max_replicas
         return most is None or sum(replica.model == model for gpu in gpus for replica in gpu.replicas()) <= most
+
+
+def used_price(problem: Problem, gpu: PlacedGpu) -> float:
+    """Return the price per hour of the used part of a device."""
+    device = problem.device(gpu.device)
+    used_fraction = math.fsum(device.fraction(replica.share) for replica in gpu.replicas())
+    return used_fraction * problem.entry(gpu.device).price_per_hour
 
 
 def _join_task(partition: PlacedPartition, task: Task) -> Iterator[list[Task]]:

@@ -22,6 +22,7 @@ from gpuprof.placement.bin import FleetBins, cheapest_cover, fits_device, make_c
 from gpuprof.placement.device_assignment import assign_devices
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.optimal.candidates import CandidateSegments, Choices, with_least_memory
+from gpuprof.placement.optimal.contents import Contents
 from gpuprof.placement.optimal.cutting_stock import CuttingStock
 from gpuprof.placement.optimal.judge import (
     Judge,
@@ -35,7 +36,7 @@ from gpuprof.placement.optimal.judge import (
     raise_by_work,
     sum_prices,
 )
-from gpuprof.placement.optimal.local_search import LocalSearch, PartitionPlanner
+from gpuprof.placement.optimal.local_search import LocalSearch, PartitionPlanner, used_price
 from gpuprof.placement.optimal.program_plan import bound_goodput, plan_by_program
 from gpuprof.placement.optimal.shared_workers import list_shareable, share_workers
 from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition, PlacedReplica, Placement
@@ -184,6 +185,19 @@ class Search:
                 self._keep(self._judge.settle(gpus, "local search"))
                 if self._is_done:
                     return
+        contents = Contents(problem, segments, offers.list_choices(), self.limit)
+
+        def place(demands: Sequence[Demand]) -> Gpus:
+            gpus = contents.place(demands, self._best.gpus, is_partial=bool(self._best.unplaced))
+            return self._judge.share_out(gpus)
+
+        for placement in self._repair(segments, "program of contents", place, self.limit):
+            self._keep(placement)
+        while not self._is_done and any(map(self._keep_refilled, contents.list_refilled(self._best))):
+            pass
+
+    def _keep_refilled(self, gpus: Gpus) -> bool:
+        return self._keep(self._judge.settle(self._judge.share_out(gpus), "refilled partitions"))
 
     def _list_maps(self, offers: CandidateSegments, planner: PartitionPlanner) -> Iterator[Placement]:
         """Yield maps of undivided partitions, of patterns with neighbours, and of the program without neighbours.
@@ -193,9 +207,9 @@ class Search:
         yield from self._run_program(offers, offers.list_undivided)
         if self._is_queued:
             yield from self._run_program(offers, offers.list_choices)
-        choices, is_partial = offers.list_choices(), self._is_counted and bool(self._best.unplaced)
+        choices = offers.list_choices()
         kept_s = (self.limit.left_s or 0.0) / (2.0 if self._is_queued else 4.0)
-        stock = CuttingStock(offers.problem, planner, choices, self.limit.keeping(kept_s), is_partial).place()
+        stock = CuttingStock(offers.problem, planner, choices, self.limit.keeping(kept_s)).place()
         if stock is not None:
             yield self._judge.settle(stock, "patterns of replicas")
         if not self._is_queued:
@@ -205,13 +219,15 @@ class Search:
         """Return a limit at half of the time left."""
         return self.limit.keeping((self.limit.left_s or 0.0) / 2.0)
 
-    def _keep(self, placement: Placement) -> None:
-        """Make a map the incumbent if it is better."""
+    def _keep(self, placement: Placement) -> bool:
+        """Make a map the incumbent if it is better; return whether it is."""
         if self._judge.rank(placement) < self._judge.rank(best := self._best):
             placement = self._settle_exactly(placement)
-        if self._judge.rank(placement) < self._judge.rank(best):
+        is_better = self._judge.rank(placement) < self._judge.rank(best)
+        if is_better:
             self._best = replace(best, gpus=placement.gpus, unplaced=placement.unplaced, found_by=placement.found_by)
             self._report_progress()
+        return is_better
 
     def _settle_exactly(self, placement: Placement) -> Placement:
         """Return the map with exact rates where it does not serve everything."""
@@ -553,12 +569,7 @@ class KeptMap:
                 free[gpu.device] -= 1
                 for model, count in counts.items():
                     quotas[model] -= count
-        return sorted(old_gpus, key=self._fill_price)
-
-    def _fill_price(self, gpu: PlacedGpu) -> float:
-        device = self.problem.device(gpu.device)
-        used_fraction = math.fsum(device.fraction(replica.share) for replica in gpu.replicas())
-        return used_fraction * self.problem.entry(gpu.device).price_per_hour
+        return sorted(old_gpus, key=lambda gpu: used_price(self.problem, gpu))
 
     def _list_previous(self, models: dict[str, float]) -> Iterator[PlacedGpu]:
         kinds = {entry.device.name: entry.device for entry in self.problem.fleet.entries}
