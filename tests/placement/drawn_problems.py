@@ -349,6 +349,7 @@ def _list_beside(problem: Problem, device: Device, mig: str | None, wanted: Rate
         for (name, model, batch, share), (ms, held) in rows.items()
         if (name, model, share.mig) == (device.name, demand.model, mig)
     ]
+    stack: list[tuple[tuple[tuple[int, int, float, float, int], ...], int]]
     stack = [((item,), number) for number, item in enumerate(items)]
     for visited in itertools.count():
         if not stack or visited > 50 * _MOST_SETS:

@@ -140,11 +140,11 @@ class Contents:
         for column, (kind, content) in master.contents.items():
             queues[kind] += [content] * round(solution.values[column])
         for column, configuration in master.configurations.items():
-            places = [(item.profile.name, item.start) for item in configuration.layout] or [(None, None)]
+            instances: list[tuple[str | None, int | None]] = [(i.profile.name, i.start) for i in configuration.layout]
             for _ in range(round(solution.values[column])):
                 filled = [
                     replace(queues[configuration.device, mig].pop(), start=start)
-                    for mig, start in places
+                    for mig, start in instances or [(None, None)]
                     if queues[configuration.device, mig]
                 ]
                 if filled:

@@ -147,10 +147,10 @@ def test_when_the_time_is_up_the_bound_holds_all_the_same() -> None:
 BUDGET = Options(latency_budget=0.5)
 
 
-def _search(given: Problem, *, partial: bool = False) -> Placement:
+def _search(given: Problem) -> Placement:
     segments = Segments(given)
     choices = CandidateSegments(given, segments).list_choices()
-    gpus = CuttingStock(given, PartitionPlanner(given, segments), choices, Limit(), partial).place()
+    gpus = CuttingStock(given, PartitionPlanner(given, segments), choices, Limit()).place()
     assert gpus is not None
     return Placement("", gpus)
 
@@ -170,7 +170,7 @@ def test_a_counted_fleet_serves_the_higher_priority_first() -> None:
     estimator = LinearEstimator(slowdown=0.2)
     low, high = demand("low", 900.0, 60.0), demand("high", 500.0, 60.0)
     given = problem([low, replace(high, priority=1)], [(plain_device(), 1)], estimator, BUDGET)
-    rates = _search(given, partial=True).rates_rps()
+    rates = solve_and_check(Optimal(), given)[0].rates_rps()
     assert rates["high"] == pytest.approx(500.0) and rates.get("low", 0.0) < 900.0
 
 
