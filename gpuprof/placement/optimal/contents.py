@@ -4,14 +4,13 @@ The content of a partition is a multiset of replicas, each at its full rate besi
 the content of the greatest worth: replicas are added by falling worth per share, and a branch ends where not even
 replicas without neighbours would be worth more. An integer program chooses the configurations of the devices and the
 contents of their partitions, generated for its dual prices; then every content that might be in a better map is added.
-A refill replaces one content after another by the best for what the others leave.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -19,14 +18,14 @@ from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
 from gpuprof.errors import InputError
-from gpuprof.placement.bin import MOST_REPLICAS, fits_device
+from gpuprof.placement.bin import fits_device
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.candidates import Choices
 from gpuprof.placement.optimal.judge import find_step, list_prices, weigh_priority
-from gpuprof.placement.optimal.local_search import MOST_ASKED, used_price
+from gpuprof.placement.optimal.local_search import MOST_ASKED
 from gpuprof.placement.optimal.pattern import DeviceConfiguration, PartitionKind, list_configurations
 from gpuprof.placement.optimal.restricted_master import served_column
-from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition, Placement
+from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import EXACT, Program, Solution
 from gpuprof.placement.segment import PooledSegments, Segment, Segments
@@ -78,19 +77,6 @@ class Contents:
             gap = solution.objective - relaxed.objective
         return start if solution is None else tuple(self._read(master, solution))
 
-    def list_refilled(self, placement: Placement) -> Iterator[_Gpus]:
-        """Yield maps that may serve more, or as much without a device, dropping the emptiest and cheapest first."""
-        gpus = placement.gpus
-        if placement.unplaced:
-            yield self._refill((*gpus, *self._list_unused(gpus)))
-            return
-        for gpu in sorted(dict.fromkeys(gpus), key=lambda gpu: used_price(self.problem, gpu)):
-            index = gpus.index(gpu)
-            refilled = self._refill((*gpus[:index], *gpus[index + 1 :]))
-            rates_rps = Placement("", refilled).rates_rps()
-            if all(rates_rps.get(d.model, 0.0) >= d.rate_rps * (1.0 - EXACT) for d in self.problem.demands):
-                yield refilled
-
     @property
     def _is_over(self) -> bool:
         return self.limit.is_over or self._asked >= MOST_ASKED
@@ -99,8 +85,7 @@ class Contents:
         """Add contents that are worth more than their price less ``gap``; return whether there were any."""
         prices, count = {model: relaxed.duals[row] for model, row in master.rates.items()}, self._count_generated()
         for kind, row in master.kinds.items():
-            empty, price = PlacedPartition((), kind[1]), -relaxed.duals[row]
-            self._find_content(kind[0], empty, (), prices, price - gap, is_every=gap > 0.0)
+            self._price_contents(kind, prices, -relaxed.duals[row] - gap, is_every=gap > 0.0)
         return self._count_generated() > count
 
     def _count_generated(self) -> int:
@@ -128,7 +113,7 @@ class Contents:
                 costs[column] = 0.0 if is_partial else entry.price_per_hour
         for kind, row in master.kinds.items():
             for content in self._generated[kind]:
-                entries = {master.rates[model]: rate for model, rate in _sum_rates([content]).items()}
+                entries = {master.rates[model]: rate for model, rate in _sum_rates(content).items()}
                 replicas = Counter(replica.model for replica in content.replicas)
                 entries |= {quotas[model]: float(count) for model, count in replicas.items() if model in quotas}
                 master.contents[program.column(0.0, {**entries, row: 1.0})] = kind, content
@@ -149,33 +134,6 @@ class Contents:
                 ]
                 if filled:
                     yield PlacedGpu(configuration.device, tuple(filled))
-
-    def _list_unused(self, gpus: Sequence[PlacedGpu]) -> Iterator[PlacedGpu]:
-        """Yield the devices of the fleet that the map leaves out, empty."""
-        used = Counter(gpu.device for gpu in gpus)
-        for entry in self.problem.fleet.entries:
-            for _ in range((entry.count or 0) - used[entry.device.name]):
-                yield PlacedGpu(entry.device.name, (PlacedPartition(()),))
-
-    def _refill(self, gpus: _Gpus) -> _Gpus:
-        """Return the devices with their partitions refilled until none serves more, each replica at its full rate."""
-        parts = [(gpu.device, self._at_full_rates(gpu.device, part)) for gpu in gpus for part in gpu.partitions]
-        weights = {demand.model: weigh_priority(self.problem, demand) for demand in self.problem.demands}
-        tried, number = set[tuple[str, PlacedPartition]](), 0
-        while number < len(parts) and not self._is_over:
-            device, partition = parts[number]
-            content = None
-            if parts[number] not in tried:
-                tried.add(parts[number])
-                others = [part for _, part in (*parts[:number], *parts[number + 1 :])]
-                worth = self._find_worth(_sum_rates([*others, partition]), weights)
-                content = self._find_content(device, partition, others, weights, worth)
-            if content is None:
-                number += 1
-            else:
-                parts[number], number = (device, content), 0
-                tried.clear()
-        return _with_partitions(gpus, [partition for _, partition in parts])
 
     def _at_full_rates(self, name: str, partition: PlacedPartition) -> PlacedPartition:
         device = self.problem.device(name)
@@ -210,85 +168,69 @@ class Contents:
             self._slowed_rps[key] = segments.find_rate(demand, slowed)
         return self._slowed_rps[key]
 
-    def _find_content(
-        self,
-        name: str,
-        partition: PlacedPartition,
-        others: Sequence[PlacedPartition],
-        weights: _ByModel,
-        worth: float,
-        *,
-        is_every: bool = False,
-    ) -> PlacedPartition | None:
-        """Return the content of a partition that is worth most beside other partitions.
+    def _price_contents(self, kind: PartitionKind, prices: _ByModel, least: float, *, is_every: bool) -> None:
+        """Add contents of a partition whose requests are worth more than ``least``, each more than the last.
 
-        None where no content found in time is worth more than ``worth``; ``weights``: the worth of a request, by model.
+        With ``is_every``, all of them, as far as there is time; ``prices``: the worth of a request, by model.
         """
-        device, others_rps, until = self.problem.device(name), _sum_rates(others), self._asked + MOST_ASKED // 10
-        quotas = Counter({demand.model: demand.max_replicas or MOST_REPLICAS for demand in self.problem.demands})
-        quotas.subtract(replica.model for part in others for replica in part.replicas)
-        options = self._rank_options(device, partition.mig, others_rps, weights)
-        least_gain = EXACT * math.fsum(weights[demand.model] * demand.rate_rps for demand in self.problem.demands)
-        best: PlacedPartition | None = None
+        device, until = self.problem.device(kind[0]), self._asked + MOST_ASKED // 10
+        options = self._rank_options(device, kind[1], prices)
+        least_gain = EXACT * self._find_worth({d.model: d.rate_rps for d in self.problem.demands}, prices)
 
         def extend(content: tuple[Segment, ...], first: int, alone_rps: Counter[str], width: int) -> bool:
             """Try the contents with more replicas; return whether more than ``width`` replicas were left to add."""
-            nonlocal best, worth
+            nonlocal least
             free_pct, tried, is_cut = 100.0 - math.fsum(segment.share.sm_pct for segment in content), 0, False
-            potential = self._find_worth(alone_rps, weights)
+            potential = self._find_worth(alone_rps, prices)
             for position, (density, segment) in enumerate(options[first:], first):
-                if potential + density * free_pct <= worth + least_gain or self._asked >= until or self.limit.is_over:
+                if potential + density * free_pct <= least + least_gain or self._asked >= until or self.limit.is_over:
                     break
-                count = sum(other.model == segment.model for other in content)
-                if segment.share.sm_pct > free_pct + TOLERANCE or count >= quotas[segment.model]:
+                if segment.share.sm_pct > free_pct + TOLERANCE or self._is_quota_used(content, segment.model):
                     continue
                 if tried == width:
                     return True
-                extended = self._make_content(device, partition, (*content, segment))
+                extended = self._make_content(device, kind[1], (*content, segment))
                 if extended is None:
                     continue
-                served, tried = self._find_worth(others_rps + _sum_rates([extended]), weights), tried + 1
-                if served > worth + least_gain:
-                    best, worth = extended, worth if is_every else served
-                    self._generated[name, partition.mig][replace(extended, start=None)] = None
+                tried += 1
+                worth = self._find_worth(_sum_rates(extended), prices)
+                if worth > least + least_gain:
+                    self._generated[kind][extended] = None
+                    least = least if is_every else worth
                 added = Counter({segment.model: segment.capacity_rps})
                 is_cut |= extend((*content, segment), position, alone_rps + added, width)
             return is_cut
 
         width = 1  # first a content filled greedily, then more and more alternatives of each replica
-        while extend((), 0, others_rps, width) and self._asked < until:
+        while extend((), 0, Counter(), width) and self._asked < until:
             width *= 2
-        return best
 
-    def _make_content(
-        self, device: Device, partition: PlacedPartition, content: Sequence[Segment]
-    ) -> PlacedPartition | None:
-        """Return the partition with other replicas at their full rates, None where they do not fit together."""
+    def _is_quota_used(self, content: Sequence[Segment], model: str) -> bool:
+        most = self.problem.demand(model).max_replicas
+        return most is not None and sum(segment.model == model for segment in content) >= most
+
+    def _make_content(self, device: Device, mig: str | None, content: Sequence[Segment]) -> PlacedPartition | None:
+        """Return a partition of replicas at their full rates, None where they do not fit together."""
         self._asked += 1
-        filled = replace(partition, replicas=tuple(segment.replica(0.0) for segment in content))
-        if not fits_device(device, filled):
+        partition = PlacedPartition(tuple(segment.replica(0.0) for segment in content), mig)
+        if not fits_device(device, partition):
             return None
-        filled = self._at_full_rates(device.name, filled)
-        return filled if all(replica.rate_rps for replica in filled.replicas) else None
+        partition = self._at_full_rates(device.name, partition)
+        return partition if all(replica.rate_rps for replica in partition.replicas) else None
 
-    def _find_worth(self, rates_rps: _ByModel, weights: _ByModel) -> float:
+    def _find_worth(self, rates_rps: _ByModel, prices: _ByModel) -> float:
         return math.fsum(
-            weights[model] * min(rate_rps, self.problem.demand(model).rate_rps) for model, rate_rps in rates_rps.items()
+            prices[model] * min(rate_rps, self.problem.demand(model).rate_rps) for model, rate_rps in rates_rps.items()
         )
 
-    def _rank_options(
-        self, device: Device, mig: str | None, others_rps: _ByModel, weights: _ByModel
-    ) -> list[tuple[float, Segment]]:
-        """Return replicas of unserved demands with their worth per percent, best first; of alike demands, of one."""
-        missing: dict[str, tuple[float, str]] = {}
-        for demand in self.problem.demands:
-            first = self.segments.first_alike(demand.model)
-            rate_rps = demand.rate_rps - others_rps.get(demand.model, 0.0)
-            if rate_rps > EXACT * demand.rate_rps:
-                missing[first] = max(missing.get(first, (0.0, "")), (rate_rps, demand.model))
+    def _rank_options(self, device: Device, mig: str | None, prices: _ByModel) -> list[tuple[float, Segment]]:
+        """Return replicas with their worth per percent, best first; of alike demands, of the most valued."""
+        valued: dict[str, str] = {}
+        for model in sorted(prices, key=lambda model: prices[model]):
+            valued[self.segments.first_alike(model)] = model
         ranking = [
-            (weights[model] * min(segment.capacity_rps, rate_rps) / segment.share.sm_pct, segment)
-            for rate_rps, model in missing.values()
+            (prices[model] * segment.capacity_rps / segment.share.sm_pct, segment)
+            for model in valued.values()
             for segment in self._list_options(model, device, mig)
         ]
         return sorted(ranking, key=lambda pair: -pair[0])
@@ -332,14 +274,8 @@ def is_improvable(objective: float, bound: float, step: float) -> bool:
     return objective - bound > max(step * (1.0 - EXACT), EXACT * abs(bound))
 
 
-def _with_partitions(gpus: _Gpus, partitions: Iterable[PlacedPartition]) -> _Gpus:
-    queue = iter(partitions)
-    return tuple(replace(gpu, partitions=tuple(next(queue) for _ in gpu.partitions)) for gpu in gpus)
-
-
-def _sum_rates(partitions: Iterable[PlacedPartition]) -> Counter[str]:
+def _sum_rates(partition: PlacedPartition) -> Counter[str]:
     rates_rps = Counter[str]()
-    for partition in partitions:
-        for replica in partition.replicas:
-            rates_rps[replica.model] += replica.rate_rps  # type: ignore[assignment]
+    for replica in partition.replicas:
+        rates_rps[replica.model] += replica.rate_rps  # type: ignore[assignment]
     return rates_rps

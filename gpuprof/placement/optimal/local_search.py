@@ -1,9 +1,8 @@
-"""Local search that makes a map cheaper, or lets it serve more, with interference counted.
+"""Local search that makes a map cheaper, with interference counted.
 
 The integer program ignores interference. Local search over whole partitions (`PartitionPlanner`) finds feasible
 co-locations: a device is dropped when the partitions of the others can take over all its tasks, with larger shares
-where necessary; a device is exchanged for a cheaper kind that can do the same; and unserved demand goes to devices with
-spare capacity. Under pooled queues every step is judged by the queues of all replicas.
+where necessary. Under pooled queues every step is judged by the queues of all replicas.
 
 `PartitionPlanner` finds shares and batches under which the replicas of a whole device or a MIG instance keep their
 SLOs. As in iGniter's Algorithm 2, shares start at the smallest sufficient share without neighbours and are raised step
@@ -15,11 +14,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.mig import legal_starts, make_placement
@@ -62,10 +59,6 @@ class LocalSearch:
 
     def improve(self, gpus: _Gpus) -> Iterator[_Gpus]:
         """Yield better and better maps, each serving at least as much as the one before and costing no more."""
-        candidate = self.judge(self._serve_more(gpus))
-        if candidate is not None:
-            gpus = candidate
-            yield gpus
         # First improvement: the devices are ranked again after each, since full devices may have been emptied.
         has_improved = True
         while has_improved and not self.is_over:
@@ -78,7 +71,7 @@ class LocalSearch:
                     break
 
     def _cheaper_maps(self, gpus: _Gpus) -> Iterator[_Gpus | None]:
-        """Yield the maps without a device, the least filled first, or with a device exchanged for a cheaper kind."""
+        """Yield the maps without a device, the least filled first."""
         order = sorted(range(len(gpus)), key=lambda i: (used_price(self.problem, gpus[i]), i))
         tried = set()
         for index in order:
@@ -87,10 +80,6 @@ class LocalSearch:
             tried.add(gpus[index])
             other_gpus = (*gpus[:index], *gpus[index + 1 :])
             yield self._move_replicas(other_gpus, gpus[index])
-            yield self._exchange(gpus, index)
-
-    def _price(self, gpu: PlacedGpu) -> float:
-        return self.problem.entry(gpu.device).price_per_hour
 
     def _move_replicas(self, gpus: _Gpus, source: PlacedGpu) -> _Gpus | None:
         """Return the devices with all tasks of ``source``, None where they cannot take all."""
@@ -157,73 +146,6 @@ class LocalSearch:
             if planned is not None:
                 parts = (*gpu.partitions, replace(planned, start=starts[-1]))
                 return PlacedGpu(gpu.device, tuple(sorted(parts, key=lambda part: part.start or 0)))
-        return None
-
-    def _exchange(self, gpus: _Gpus, index: int) -> _Gpus | None:
-        """Return the devices with a device exchanged for a cheaper kind, None where no kind can do its work."""
-        gpu = gpus[index]
-        used_counts = Counter(g.device for g in gpus)
-        for entry in sorted(self.problem.fleet.entries, key=lambda entry: entry.price_per_hour):
-            if entry.price_per_hour >= self._price(gpu):
-                return None
-            if entry.count is not None and used_counts[entry.device.name] >= entry.count:
-                continue
-            moved = self._move_to_device(entry.device, gpu)
-            if moved is not None:
-                return (*gpus[:index], moved, *gpus[index + 1 :])
-        return None
-
-    def _move_to_device(self, device: Device, gpu: PlacedGpu) -> PlacedGpu | None:
-        """Return a device of another kind that does the same, whole or in MIG instances."""
-        tasks = [(replica.model, replica.rate_rps) for replica in gpu.replicas()]
-        partition = self.planner.plan(device, None, tasks)
-        if partition is not None:
-            return PlacedGpu(device.name, (partition,))
-        target = PlacedGpu(device.name, ())
-        for task in sorted(tasks, key=lambda task: -task[1]) if device.mig_profiles else ():
-            extended = next(self._host_task(target, task), None)
-            if extended is None:
-                return None
-            target = extended
-        return target if target.partitions else None
-
-    def _serve_more(self, gpus: _Gpus) -> _Gpus:
-        """Return the devices with as much unserved demand as they can take, the highest priorities first."""
-        for demand in self.problem.by_priority():
-            served_rps = math.fsum(o.rate_rps for gpu in gpus for o in gpu.replicas() if o.model == demand.model)
-            extended, added_rps = self._take_more(gpus, demand, demand.rate_rps - served_rps)
-            if served_rps + added_rps >= (demand.min_goodput_rps or 0.0):
-                gpus = extended
-        return gpus
-
-    def _take_more(self, gpus: _Gpus, demand: Demand, missing_rps: float) -> tuple[_Gpus, float]:
-        """Return the devices with as much of a rate as fits in halved steps, and the added rate."""
-        size, added_rps = missing_rps, 0.0
-        least = demand.rate_rps / 2**_MOST_HALVINGS
-        while missing_rps - added_rps > demand.rate_rps * 1e-9 and size >= least and not self.is_over:
-            size = min(size, missing_rps - added_rps)
-            candidate = self._add_task(gpus, (demand.model, size)) or self._on_new(gpus, (demand.model, size))
-            if candidate is None:
-                size /= 2.0
-            else:
-                gpus, added_rps = candidate, added_rps + size
-        return gpus, added_rps
-
-    def _on_new(self, gpus: _Gpus, task: Task) -> _Gpus | None:
-        """Return the devices and another device of the fleet doing the task."""
-        used_counts = Counter(gpu.device for gpu in gpus)
-        for entry in sorted(self.problem.fleet.entries, key=lambda entry: entry.price_per_hour):
-            if entry.count is not None and used_counts[entry.device.name] >= entry.count:
-                continue
-            empty = PlacedGpu(entry.device.name, ())
-            partition = self.planner.plan(entry.device, None, [task])
-            new_gpu = (
-                self._in_new_instance(entry.device, empty, task)
-                if partition is None
-                else replace(empty, partitions=(partition,))
-            )
-            if new_gpu is not None and self._is_allowed((*gpus, new_gpu), task[0]):
-                return (*gpus, new_gpu)
         return None
 
     def _is_allowed(self, gpus: _Gpus, model: str) -> bool:

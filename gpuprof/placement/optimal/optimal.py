@@ -179,7 +179,7 @@ class Search:
         local_search = LocalSearch(problem, planner, self._judge.accept, self.limit)
         kinds = {entry.device.name for entry in problem.fleet.entries}
         feasible = [start for start in starts if kinds.issuperset(gpu.device for gpu in start.gpus)]
-        ranking = sorted(feasible, key=self._judge.rank)
+        ranking = [] if self._best.unplaced else sorted(feasible, key=self._judge.rank)
         for start in ranking[:2] if self._is_queued else ranking:
             for gpus in local_search.improve(start.gpus):
                 self._keep(self._judge.settle(gpus, "local search"))
@@ -193,11 +193,6 @@ class Search:
 
         for placement in self._repair(segments, "program of contents", place, self.limit):
             self._keep(placement)
-        while not self._is_done and any(map(self._keep_refilled, contents.list_refilled(self._best))):
-            pass
-
-    def _keep_refilled(self, gpus: Gpus) -> bool:
-        return self._keep(self._judge.settle(self._judge.share_out(gpus), "refilled partitions"))
 
     def _list_maps(self, offers: CandidateSegments, planner: PartitionPlanner) -> Iterator[Placement]:
         """Yield maps of undivided partitions, of patterns with neighbours, and of the program without neighbours.
