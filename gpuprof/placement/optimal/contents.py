@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.bin import fits_device
 from gpuprof.placement.limit import Limit
@@ -240,15 +241,13 @@ class Contents:
         key = model, device.name, mig
         if key not in self._options:
             options: list[Segment] = []
-            demand, listed = self.problem.demand(model), self.problem.estimator.shares(model, device)
             chosen = {c.share: c.workload for c in self.choices[model] if (c.device, c.share.mig) == (device.name, mig)}
-            for share in sorted({*chosen, *(share for share in listed if share.mig == mig)}, key=lambda s: s.sm_pct):
-                most_rps = 0.0
-                workloads = {
-                    *self.segments.workloads(model, device, share),
-                    *([chosen[share]] if share in chosen else []),
-                }
+            shares = {*chosen, *(share for share in self._list_shares(model, device) if share.mig == mig)}
+            for share in sorted(shares, key=lambda share: share.sm_pct):
+                listed, most_rps = set(self.segments.workloads(model, device, share)), 0.0
+                workloads = listed.union([chosen[share]] if share in chosen else [])
                 for workload in sorted(workloads, key=lambda workload: (workload.processes, workload.batch)):
+                    demand = self.problem.demand(model)
                     segment = self.segments.make(demand, device, workload, least_rps=most_rps)
                     is_better = segment is not None and segment.capacity_rps >= most_rps
                     if segment is not None and is_better and not self.segments.is_claimed(device, workload):
@@ -256,6 +255,11 @@ class Contents:
                         options.append(segment)
             self._options[key] = tuple(options)
         return self._options[key]
+
+    def _list_shares(self, model: str, device: Device) -> Sequence[Share]:
+        with suppress(InputError):
+            return self.problem.estimator.shares(model, device)
+        return ()
 
 
 @dataclass(slots=True)

@@ -188,8 +188,10 @@ class Search:
         contents = Contents(problem, segments, offers.list_choices(), self.limit)
 
         def place(demands: Sequence[Demand]) -> Gpus:
-            gpus = contents.place(demands, self._best.gpus, is_partial=bool(self._best.unplaced))
-            return self._judge.share_out(gpus)
+            with suppress(InputError):  # no estimate of a batch that is not full, beside neighbours
+                gpus = contents.place(demands, self._best.gpus, is_partial=bool(self._best.unplaced))
+                return self._judge.share_out(gpus)
+            return self._best.gpus
 
         for placement in self._repair(segments, "program of contents", place, self.limit):
             self._keep(placement)
@@ -202,11 +204,12 @@ class Search:
         yield from self._run_program(offers, offers.list_undivided)
         if self._is_queued:
             yield from self._run_program(offers, offers.list_choices)
-        choices = offers.list_choices()
-        kept_s = (self.limit.left_s or 0.0) / (2.0 if self._is_queued else 4.0)
-        stock = CuttingStock(offers.problem, planner, choices, self.limit.keeping(kept_s)).place()
-        if stock is not None:
-            yield self._judge.settle(stock, "patterns of replicas")
+        if not (self._is_counted and self._best.unplaced):  # patterns serve demands whole
+            kept_s = (self.limit.left_s or 0.0) / (2.0 if self._is_queued else 4.0)
+            limit = self.limit.keeping(kept_s)
+            stock = CuttingStock(offers.problem, planner, offers.list_choices(), limit).place()
+            if stock is not None:
+                yield self._judge.settle(stock, "patterns of replicas")
         if not self._is_queued:
             yield from self._run_program(offers, offers.list_choices, is_every=True)
 
