@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,18 +172,19 @@ def estimate(
                     require_sure(estimates[-1])
             if unknown := estimates[-1].unknown_ops:
                 notes.add(describe_unknown_ops(name, unknown))
-        notes.add(*describe_full_occupancy(estimates))
+        notes.add(*describe_full_occupancy(estimate.creq("max_occupancy") for estimate in estimates))
         return EstimateResult(notes=notes.all(), estimates=tuple(estimates), beside=neighbours)
 
 
-def describe_full_occupancy(estimates: Sequence[Estimate]) -> list[str]:
-    """Return a note where several measured workloads have a maximum occupancy of 100%, which cannot rank them."""
-    figures = [figure for estimate in estimates if (figure := estimate.creq("max_occupancy")) is not None]
-    if len(figures) < 2 or not all(f.source == MEASURED and round(f.value, 1) >= 100.0 for f in figures):
+def describe_full_occupancy(figures: Iterable[Figure | None]) -> list[str]:
+    """Return a note where the maximum occupancy of most measured workloads is 100%, which cannot rank them."""
+    measured_pct = [round(figure.value, 1) for figure in figures if figure is not None and figure.source == MEASURED]
+    full = sum(value >= 100.0 for value in measured_pct)
+    if len(measured_pct) < 2 or full <= len(measured_pct) / 2:
         return []
     return [
-        f"maximum occupancy is 100% for all {len(figures)}: a policy that adds it up gives each model a GPU; WAO and "
-        "WSM tell them apart, and ncu's counters (--collector cupti+ncu) each kernel's share of the cycles"
+        f"maximum occupancy is 100% for {full} of {len(measured_pct)}: a policy that adds it up gives each of these a "
+        "GPU; WAO and WSM tell them apart, and ncu's counters (--collector cupti+ncu) each kernel's share of the cycles"
     ]
 
 

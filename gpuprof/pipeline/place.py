@@ -37,6 +37,7 @@ from gpuprof.pipeline.arguments import (
     resolve_map,
 )
 from gpuprof.pipeline.chains import divide_by_time, divide_slos
+from gpuprof.pipeline.estimate import describe_full_occupancy
 from gpuprof.pipeline.map_merging import MapMerger
 from gpuprof.pipeline.problem import DEFAULT_LIMIT_S, PlanningOptions, build_problem, plan_map
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
@@ -268,6 +269,9 @@ def place(
     )
     progress(Progress("the map is planned and checked", steps, steps))
     notes.add(*filter(None, (early_stop(deployment, options.time_limit_s), describe_routers(deployment))))
+    required = [creq for *_, replica in deployment.places() if (creq := replica.predicted.creq) is not None]
+    figures = [Figure(creq.pct, creq.source) for creq in required if creq.metric == "max_occupancy"]
+    notes.add(*describe_full_occupancy(figures))
     for fault in find_excess_time(deployment, collect_evidence(problem))[:1]:
         notes.add(
             f"the estimator {deployment.planned_with.estimator!r} promises more than a device gives: "

@@ -107,8 +107,8 @@ def test_a_maximum_occupancy_that_is_full_everywhere_is_told(second: float, sour
         )
         for batch, value in ((1, 100.0), (4, second))
     ]
-    notes = describe_full_occupancy(estimates)
-    assert bool(notes) == is_told and all("maximum occupancy is 100% for all 2" in note for note in notes)
+    notes = describe_full_occupancy(estimate.creq("max_occupancy") for estimate in estimates)
+    assert bool(notes) == is_told and all("maximum occupancy is 100% for 2 of 2" in note for note in notes)
 
 
 def test_a_gpu_of_this_machine_is_known_though_the_catalogue_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
