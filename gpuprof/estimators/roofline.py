@@ -117,12 +117,6 @@ def _dtype(tensors: Any) -> str:
 #: Key of `Device.sources` for rates measured on the device.
 CEILINGS = "ceilings"
 
-#: Work not worth dividing further between SMs: a step of a 64 x 64 x 64 tile, and the bytes fetched by the 2048 threads
-#: of an SM at 16 bytes each.
-_TILE_FLOPS = 2.0 * 64**3
-_FETCH_BYTES = 2048 * 16.0
-#: Half of a GPU's SMs draw all of its bandwidth: an SM's outstanding requests cover about twice its fair part.
-_BANDWIDTH_REACH = 2.0
 _FALLBACK_TYPE = "float32"
 
 
@@ -144,9 +138,9 @@ def op_times_s(work: GraphWork, device: Device, share: Share) -> Array:
     busy = loaded = np.ones(len(peak))
     if device.kind == "gpu":  # an op too small for all SMs leaves some of them idle
         units = max(1.0, device.compute_units * fraction)
-        busy = np.clip(np.ceil(work.flops / _TILE_FLOPS) / units, 1.0 / units, 1.0)
-        fetches = np.ceil(work.bytes_moved / _FETCH_BYTES)
-        loaded = np.clip(_BANDWIDTH_REACH * fetches / units, 1.0 / units, 1.0)
+        busy = np.clip(np.ceil(work.flops / constant("roofline", "tile_flops")) / units, 1.0 / units, 1.0)
+        fetches = np.ceil(work.bytes_moved / constant("roofline", "fetch_bytes"))
+        loaded = np.clip(constant("roofline", "bandwidth_reach") * fetches / units, 1.0 / units, 1.0)
     arithmetic = work.flops / (peak * fraction * busy)
     traffic = work.bytes_moved / (bandwidth(device, share) * loaded)
     launched = (work.flops > 0) | (work.bytes_moved > 0)
@@ -172,10 +166,11 @@ def unknown_ms(work: GraphWork, device: Device, share: Share) -> float:
 
 def bandwidth(device: Device, share: Share) -> float:
     """Return the bytes per second available to ``share``: by a MIG instance's slices, else by its units' requests."""
+    reach = constant("roofline", "bandwidth_reach")
     if share.mig is not None and device.mig_slices:
         slices = device.mig_profile(share.mig).memory_slices / device.mig_slices
-        return device.dram_bytes_per_s * min(slices, 1.0) * min(1.0, _BANDWIDTH_REACH * share.sm_pct / 100.0)
-    return device.dram_bytes_per_s * min(1.0, _BANDWIDTH_REACH * device.granted_fraction(share))
+        return device.dram_bytes_per_s * min(slices, 1.0) * min(1.0, reach * share.sm_pct / 100.0)
+    return device.dram_bytes_per_s * min(1.0, reach * device.granted_fraction(share))
 
 
 def reread_bandwidth(device: Device, share: Share, touched: Array) -> Array:

@@ -39,6 +39,7 @@ from gpuprof.export.bundle import (
     slug,
     start_node_bundle,
 )
+from gpuprof.serving.server_settings import ServerSettings
 
 _GIB = 2**30
 #: Router and machine process: an assumption.
@@ -299,7 +300,8 @@ def _request_hami_fraction(replica: Replica) -> Allocation:
 
 
 Manifest = dict[str, Any]
-HTTP_PORT, GRPC_PORT = 8000, 8001
+HTTP_PORT = ServerSettings().port
+GRPC_PORT = HTTP_PORT + 1
 SECRET, VOLUME_CLAIM = "gpuprof-server", "gpuprof-models"
 #: Kubernetes keeps no larger object.
 _LARGEST_MAP_BYTES = 1_000_000

@@ -12,13 +12,14 @@ from gpuprof.domain.deployment import DeploymentMap, Node
 from gpuprof.errors import DISTRIBUTION
 from gpuprof.export.bundle import Bundle, UniqueNames, fill_text, is_cpu, slug, start_node_bundle
 from gpuprof.export.kubernetes import HTTP_PORT
+from gpuprof.serving.server_settings import ServerSettings
 
 ROUTER = "router"
 #: Prefix of a node's custom resource, which identifies its machine in Ray, as for `serve --engine ray`.
 NODE_RESOURCE = "gpuprof:"
 _FOLDER = "/srv/gpuprof"
-#: Maximum concurrent requests of a deployment: Ray's default is 5, but gpuprof's own admission control decides here.
-MAX_REQUESTS = 10_000
+#: Maximum concurrent requests of a deployment: Ray's default is low, but gpuprof's own admission control decides here.
+MAX_REQUESTS = ServerSettings().max_connections
 
 
 def ray_serve(deployment: DeploymentMap, base: Path) -> Bundle:

@@ -28,7 +28,6 @@ _ROUNDS = 500
 #: Part of the batches beyond the percentile at which waits are matched, and that percentile of the normal law.
 _LATE = 0.01
 _NORMAL_P99 = NormalDist().inv_cdf(1.0 - _LATE)
-_LEAST_MS = 1e-6  # of a batch, whose time must be above 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ def load_replica(replica: Replica) -> LoadedReplica:
     predicted = replica.predicted
     times_ms = replica.batch_latency_ms or (predicted.latency_ms,) * replica.batch
     server = BatchServer(
-        tuple(max(ms, _LEAST_MS) for ms in times_ms),
+        tuple(max(ms, ROUNDING) for ms in times_ms),  # must be above 0
         replica.batch,
         replica.max_wait_ms,
         replica.processes,

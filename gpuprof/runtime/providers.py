@@ -13,12 +13,14 @@ import io
 import mmap
 import re
 import struct
+import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from gpuprof.domain.catalogue import datasets
 from gpuprof.domain.device import Device
 from gpuprof.errors import UnavailableError
 
@@ -45,9 +47,6 @@ CUDA_OPTIONS: Mapping[str, str] = MappingProxyType(
         "use_tf32": "1",
     }
 )
-#: Compute capabilities of the machine code in ONNX Runtime's wheels (1.30 and 1.31), without PTX that a driver could
-#: translate for other GPUs. The installed build is read instead, if there is one.
-WHEEL_CAPABILITIES = (75, 80, 86, 89, 90, 120)
 _CUDA_LIBRARY = "libonnxruntime_providers_cuda.so"
 #: The beginning of a fat binary (magic number, version, size of the header), and the kind of an entry with PTX instead
 #: of machine code: CUDA's `fatbinary`.
@@ -64,8 +63,14 @@ def has_code(compute_capability: str) -> bool:
     """
     wanted = int(compute_capability.replace(".", ""))
     library = _capi_directory() / _CUDA_LIBRARY
-    code = read_code(library) if library.is_file() else {(0, version) for version in WHEEL_CAPABILITIES}
+    code = read_code(library) if library.is_file() else _read_wheels()
     return any(version <= wanted and (kind == _PTX or version // 10 == wanted // 10) for kind, version in code)
+
+
+@cache
+def _read_wheels() -> frozenset[tuple[int, int]]:
+    table = tomllib.loads((datasets() / "onnxruntime.toml").read_text(encoding="utf-8"))
+    return frozenset((0, version) for version in table["wheel_capabilities"])
 
 
 @cache

@@ -42,7 +42,6 @@ from gpuprof.profiling.timeline.timeline import (
 from gpuprof.profiling.worker.job import Request
 from gpuprof.profiling.worker.measurement import Timing
 
-_TICK_NS = 1000  # ONNX Runtime's profile is in whole microseconds
 #: Smallest copy evaluated: at 64 GB/s it takes 16 µs, some ten times the setup of a copy.
 LEAST_BYTES = 2**20
 _COLUMNS = frozenset(field.name for field in fields(KernelRow))
