@@ -273,13 +273,8 @@ class GpuDescription:
 def describe_device(description: GpuDescription, source: str = "the report") -> Device | None:
     """Return the device of this name in the catalogue, else a device scaled from a board of equal compute capability.
 
-    ``source``: origin of the description, for ``Device.sources``.
-
-    Returns
-    -------
-    Device or None
-        None for a device outside the catalogue whose number of SMs is missing, or whose compute capability is missing
-        or not in the catalogue.
+    None for a device outside the catalogue whose number of SMs is missing, or whose compute capability is missing or
+    not in the catalogue. ``source``: origin of the description, for ``Device.sources``.
     """
     catalogued = device_of_driver(description.name)
     if catalogued is not None:

@@ -353,12 +353,8 @@ _NEIGHBOUR = re.compile(r"(?P<model>.+?)(?:[@:](?P<batch>\d{1,9})(?::(?P<share>[
 def read_neighbour(text: str, device: Device) -> tuple[str, int | None, Share | None]:
     """Parse ``"MODEL"``, ``"MODEL@batch"`` or ``"MODEL@batch:share"``; a colon may replace the ``@``.
 
-    Raises `InputError` when the model is missing, or the share is invalid.
-
-    Returns
-    -------
-    tuple of str, int or None, Share or None
-        The model, its batch and its share; None for omitted parts.
+    The batch and the share are None where omitted. Raises `InputError` when the model is missing, or the share is
+    invalid.
 
     Examples
     --------

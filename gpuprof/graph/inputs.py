@@ -320,11 +320,6 @@ def random_inputs(graph: ModelGraph, seed: int = 0) -> dict[str, Array]:
 
     Floats are standard normal; integers are below the sizes of their look-up tables; masks are all ones; positions
     count up; sequence lengths are full. Texts come from the model's vocabulary.
-
-    Returns
-    -------
-    dict of str to ndarray
-        Arrays with the inputs' shapes and types.
     """
     limits = _index_limits(graph)
     has_texts = any(tensor.dtype == "string" for tensor in graph.inputs)

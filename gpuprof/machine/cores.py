@@ -67,13 +67,9 @@ _QUICK_SLICE_NS = 100_000  # shortest slice accepted by the kernel
 
 
 def shorten_wakeup_latency() -> bool:
-    """Request that this thread preempts threads with longer time slices on wake-up.
+    """Request that this thread preempts threads with longer time slices; return whether the kernel accepted that.
 
-    Returns
-    -------
-    bool
-        True if the kernel accepted the request. Custom slices exist from Linux 6.12 on; older kernels accept and ignore
-        the request.
+    Custom slices exist from Linux 6.12 on; older kernels accept and ignore the request.
     """
     number = _SYS_SCHED_SETATTR.get(os.uname().machine)
     if number is None:

@@ -220,8 +220,6 @@ def find_gpu(gpu: Gpu, places: tuple[LocalGpu, ...]) -> LocalGpu:
 
 
 def _read_gpu(nvml: Any, index: int) -> LocalGpu:
-    from gpuprof.machine.gpu import device_name
-
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     name = device_name(decode_nvml(nvml.nvmlDeviceGetName(handle)))
     return LocalGpu(index, name, decode_nvml(nvml.nvmlDeviceGetUUID(handle)), tuple(_list_instances(nvml, handle)))

@@ -69,10 +69,6 @@ def open_session(
         Path, without its ending, of ONNX Runtime's own profile of every node. None: no profile.
     optimized_path : Path or None
         Path for the optimized graph executed by the runtime.
-
-    Returns
-    -------
-    onnxruntime.InferenceSession
     """
     try:
         import onnxruntime as ort

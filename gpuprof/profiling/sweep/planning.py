@@ -178,13 +178,7 @@ def free_batch_model(model: NamedModel, batches: Sequence[int], directory: Path)
 def free_batch_or_keep(model: NamedModel, batches: Sequence[int], directory: Path) -> tuple[NamedModel, str | None]:
     """Return ``model`` as `free_batch_model` does or, if its batch cannot be freed, with its fixed batch alone.
 
-    Raises `InputError` when the model cannot be read.
-
-    Returns
-    -------
-    NamedModel
-    str or None
-        Reason for the restriction to the fixed batch.
+    The text is the reason for the restriction. Raises `InputError` when the model cannot be read.
     """
     try:
         return free_batch_model(model, batches, directory), None

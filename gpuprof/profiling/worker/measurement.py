@@ -91,16 +91,13 @@ class Crew:
     ) -> tuple[Timing, ...]:
         """Run the first job back to back until its median is precise enough, with the others running all the time.
 
+        The timing of each job is over the time in which all were running.
+
         Raises `InputError` when ONNX Runtime refuses a model; `UnavailableError` when a share cannot be enforced here,
         or a process dies or hangs.
 
         ``jobs``: the jobs of the crew, at any batch size; ``begin``, ``end``: called after loading and warm-up of all
         jobs, before the timing, and after it, before batches after pauses.
-
-        Returns
-        -------
-        tuple of Timing
-            Timing of each job over the time in which all were running.
         """
         feeds, loaded = self._load(jobs, limits)
         warm_up_s = limits.warm_up_s if len(self._everybody()) > 1 else 0.0

@@ -151,12 +151,8 @@ class Planner:
     def nodes(self, source: MapSource) -> dict[str, dict[str, list[tuple[str, int]]]]:
         """Return the nodes of a map whose machines must be connected before its workers can be planned.
 
-        Raises `InputError` when this machine's node in the map is ambiguous.
-
-        Returns
-        -------
-        dict of str to dict of str to list of (str, int)
-            By node and number of the GPU, the MIG instances to create: none unless ``apply_mig``.
+        Each has the MIG instances to create, by number of the GPU: none unless ``apply_mig``. Raises `InputError` when
+        this machine's node in the map is ambiguous.
         """
         if self.cluster:
             nodes = [
