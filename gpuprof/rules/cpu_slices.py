@@ -35,8 +35,8 @@ def plan_slices(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[CpuS
 
     A share of X% of N cores is X·N/100 cores. The integer part takes exclusive cores. Fractions are placed on the
     remaining cores by best fit, the largest first; a fraction that fits on no core is spread over several cores, with
-    its quota. Slices are in the order of the shares. ``shares_pct``: each in (0, 100], with a sum of at most 100. Raises `InputError` when a share is out of
-    range or the sum exceeds the CPU.
+    its quota. Slices are in the order of the shares. ``shares_pct``: each in (0, 100], with a sum of at most 100.
+    Raises `InputError` when a share is out of range or the sum exceeds the CPU.
     """
     return _assign_cores(shares_pct, cores)[0]
 
