@@ -20,19 +20,11 @@ from gpuprof.errors import InputError, PluginError, unknown_name
 def load_plugin(kind: str, name: str, builtin: Mapping[str, str]) -> Any:
     """Return the class or function called ``name``.
 
-    Parameters
-    ----------
-    kind : str
-        ``"collector"``, ``"estimator"`` or ``"policy"``; entry points are looked up under ``gpuprof.<kind>s``.
-    name : str
-        A key of ``builtin``, the name of an entry point, or ``"package.module:Class"``.
-    builtin : mapping of str to str
-        name → ``"package.module:Class"``; modules are imported on demand.
+    ``kind``: ``"collector"``, ``"estimator"`` or ``"policy"``; entry points are looked up under ``gpuprof.<kind>s``;
+    ``name``: a key of ``builtin``, the name of an entry point, or ``"package.module:Class"``; ``builtin``: name →
+    ``"package.module:Class"``; modules are imported on demand.
 
-    Raises
-    ------
-    InputError
-        When the name is unknown, or its object cannot be imported.
+    Raises `InputError` when the name is unknown, or its object cannot be imported.
     """
     target = builtin.get(name)
     if target is None and ":" in name:
@@ -65,10 +57,7 @@ def hash_source(plugin: object) -> str:
 def require_importable(kind: str, name: str) -> None:
     """Check that a plug-in that a file names is installed: a file must not make gpuprof run modules of its folder.
 
-    Raises
-    ------
-    InputError
-        When the module of ``"package.module:Class"`` is neither imported nor on the search path.
+    Raises `InputError` when the module of ``"package.module:Class"`` is neither imported nor on the search path.
     """
     module = name.partition(":")[0]
     with suppress(Exception):  # the search imports the parents of a module, which may raise anything
@@ -80,10 +69,7 @@ def require_importable(kind: str, name: str) -> None:
 def require_methods(kind: str, name: str, instance: object, *methods: str) -> None:
     """Check that a plug-in has the methods of its kind.
 
-    Raises
-    ------
-    InputError
-        When a method is missing, as in an importable object of another kind.
+    Raises `InputError` when a method is missing, as in an importable object of another kind.
     """
     for method in methods:
         if not callable(getattr(instance, method, None)):

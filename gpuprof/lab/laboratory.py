@@ -441,10 +441,7 @@ def run(
     settings : LabSettings
     progress : callable, optional
 
-    Raises
-    ------
-    InputError
-        For an unknown suite, policy or estimator, or missing published data.
+    Raises `InputError` for an unknown suite, policy or estimator, or missing published data.
 
     Examples
     --------

@@ -159,12 +159,8 @@ def requests_for(target: Target, model: str, path: str | None, seed: int, dims: 
     Raises `GpuprofError` when the server does not have the model, the model lacks a dimension of ``dims``, or a free
     dimension has neither a given nor a usual size.
 
-    Parameters
-    ----------
-    path : str or None
-        Its ONNX file, which determines valid indices for embedding tables; None: guessed from the server's metadata.
-    dims : str, optional
-        Sizes of the model's free dimensions, or their distribution, as in slo.csv.
+    ``path``: its ONNX file, which determines valid indices for embedding tables; None: guessed from the server's
+    metadata; ``dims``: sizes of the model's free dimensions, or their distribution, as in slo.csv.
     """
     return tuple(join_request(target, model, inputs) for inputs in random_tensors(target, model, path, seed, dims))
 

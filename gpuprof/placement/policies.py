@@ -54,10 +54,8 @@ class ForeignPolicy:
     def place(self, problem: Problem) -> Placement:
         """Return the placement of the policy.
 
-        Raises
-        ------
-        PluginError
-            When the policy raises any other exception than a `GpuprofError`, or returns no `Placement`.
+        Raises `PluginError` when the policy raises any other exception than a `GpuprofError`, or returns no
+        `Placement`.
         """
         try:
             placement = self.policy.place(problem)
@@ -81,10 +79,7 @@ def make_policy(source: str | Policy, options: Mapping[str, str] | None = None) 
     ``source``: a built-in or installed name, ``"package.module:Class"``, or a policy; ``options``: the policy's own
     options as text, parsed by the types of its fields; or ``is_pooled``, for `PooledPolicy`.
 
-    Raises
-    ------
-    InputError
-        For an unknown policy or option, or a value of the wrong type.
+    Raises `InputError` for an unknown policy or option, or a value of the wrong type.
 
     Examples
     --------
