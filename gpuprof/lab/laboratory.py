@@ -424,6 +424,8 @@ def run(
 ) -> LabResult:
     """Run every scenario of the suites by every policy, and simulate the maps.
 
+    Raises `InputError` for an unknown suite, policy or estimator, or missing published data.
+
     Parameters
     ----------
     suites : sequence of str
@@ -440,8 +442,6 @@ def run(
         Seeds 0, 1, …, of policies and simulated requests.
     settings : LabSettings
     progress : callable, optional
-
-    Raises `InputError` for an unknown suite, policy or estimator, or missing published data.
 
     Examples
     --------

@@ -80,9 +80,10 @@ def calibrate(
 
     Missing measurements of ``models`` come first: on a GPU iGniter's eleven configurations and concurrent copies, on a
     CPU two to four co-located models. On a GPU iGniter's coefficients are fitted and stored in the database; on any
-    device the interference models are fitted to the co-located measurements and judged by leaving out each victim.
-    With ``quick``, a few small networks are measured alone instead: they scale the estimates for other models on this
-    device, and narrow their intervals.
+    device the interference models are fitted to the co-located measurements and judged by leaving out each victim. With
+    ``quick``, a few small networks are measured alone instead: they scale the estimates for other models on this
+    device, and narrow their intervals. Raises `InputError` when too little was measured, or a file cannot be read;
+    `UnavailableError` when a measurement failed.
 
     Parameters
     ----------
@@ -91,13 +92,6 @@ def calibrate(
     options : CalibrateOptions, optional
         Fields may be given as keywords instead.
     progress : callable, optional
-
-    Raises
-    ------
-    InputError
-        When too little was measured, or a file cannot be read.
-    UnavailableError
-        When a measurement failed.
 
     Examples
     --------

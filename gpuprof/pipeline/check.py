@@ -62,10 +62,7 @@ class CheckResult(Result):
     def raise_if_broken(self) -> None:
         """Check that the map is sound.
 
-        Raises
-        ------
-        InfeasibleError
-            When the map breaks a rule.
+        Raises `InfeasibleError` when the map breaks a rule.
         """
         if self.violations:
             count = len(self.violations)
@@ -94,6 +91,8 @@ def check(
 ) -> CheckResult:
     """Check geometry, shares, memory, rates and SLOs of a map.
 
+    Raises `InputError` when a file is invalid.
+
     Parameters
     ----------
     deployment : path or DeploymentMap
@@ -101,11 +100,6 @@ def check(
         Fields may be given as keywords instead.
     note : callable, optional
         Called with each remark immediately.
-
-    Raises
-    ------
-    InputError
-        When a file is invalid.
 
     Examples
     --------

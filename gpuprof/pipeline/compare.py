@@ -64,6 +64,8 @@ def compare(
 ) -> CompareResult:
     """Place the same demands by several policies, with one estimator and one check.
 
+    Raises `InputError` for a file, device, model or policy that is wrong or unknown.
+
     Parameters
     ----------
     demands, fleet, db, options, note
@@ -72,11 +74,6 @@ def compare(
         Names, ``"package.module:Class"``, or policies; by default all policies.
     progress : callable, optional
         Called after each policy.
-
-    Raises
-    ------
-    InputError
-        For a file, device, model or policy that is wrong or unknown.
 
     Examples
     --------
@@ -161,6 +158,8 @@ def compare_gpus(
 ) -> CompareResult:
     """Place the same demands on each kind of device alone; the cheapest complete plan comes first.
 
+    Raises `InputError` for a file, device, model or policy that is wrong or unknown.
+
     Parameters
     ----------
     demands, fleet, db, note
@@ -170,11 +169,6 @@ def compare_gpus(
         ``time_limit_s`` limits the search on each kind.
     progress : callable, optional
         Called after each kind.
-
-    Raises
-    ------
-    InputError
-        For a file, device, model or policy that is wrong or unknown.
 
     Examples
     --------
@@ -266,10 +260,7 @@ class CompareDatabasesResult(Result):
     def write_junit(self, path: PathArgument) -> Path:
         """Write a JUnit report with a test for each cell, which fails where the slowdown exceeds the threshold.
 
-        Raises
-        ------
-        InputError
-            When the file cannot be written.
+        Raises `InputError` when the file cannot be written.
         """
         failed, target = set(self.regressions), Path(path)
         suite = ElementTree.Element(
@@ -289,10 +280,7 @@ class CompareDatabasesResult(Result):
     def raise_if_slower(self) -> None:
         """Do nothing where no cell is slower by more than the threshold.
 
-        Raises
-        ------
-        InfeasibleError
-            When a cell is.
+        Raises `InfeasibleError` when a cell is.
         """
         if slower := self.regressions:
             worst = max(slower, key=lambda change: change.change)
@@ -338,6 +326,8 @@ def compare_databases(
 ) -> CompareDatabasesResult:
     """Compare two databases, or two selections of runs of a database, for every cell measured on both sides.
 
+    Raises `InputError` when a database or a selection is wrong, or the sides have no cell in common.
+
     Parameters
     ----------
     before, after : path or str
@@ -355,11 +345,6 @@ def compare_databases(
     Returns
     -------
     CompareDatabasesResult
-
-    Raises
-    ------
-    InputError
-        When a database or a selection is wrong, or the sides have no cell in common.
     """
     notes = NoteList(note)
     if not 0.0 < false_alarms < 1.0:

@@ -72,12 +72,8 @@ def _share_order(share: str) -> tuple[str, float]:
 def query_database(statement: str, *, db: PathArgument | None = None) -> TableResult:
     """Answer a read-only SQL query (DuckDB's dialect) over the tables.
 
-    Columns of the same name are numbered.
-
-    Raises
-    ------
-    InputError
-        When there is no database, or DuckDB refuses the statement.
+    Columns of the same name are numbered. Raises `InputError` when there is no database, or DuckDB refuses the
+    statement.
 
     Examples
     --------
@@ -109,7 +105,8 @@ def import_measurements(
 ) -> ImportResult:
     r"""Import published measurements, each file once.
 
-    Known sources: ParvaGPU, iGniter, the V100 table and Triton Model Analyzer.
+    Known sources: ParvaGPU, iGniter, the V100 table and Triton Model Analyzer. Raises `InputError` when a file cannot
+    be read or its form is unknown.
 
     Parameters
     ----------
@@ -117,11 +114,6 @@ def import_measurements(
         Files or directories; the name of their form, by default detected in each file, may come first.
     device : str, optional
         Device of the measurements, for files that do not name a device.
-
-    Raises
-    ------
-    InputError
-        When a file cannot be read or its form is unknown.
 
     Examples
     --------

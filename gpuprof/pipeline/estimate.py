@@ -108,20 +108,16 @@ def estimate(
 ) -> EstimateResult:
     """Predict latency, throughput and memory from measurements, a model trained on other GPUs, or a CPU roofline.
 
+    Raises `InputError` when a model, device, share or estimator is unknown, no model was named and the database is
+    empty, or an estimate is too uncertain for ``strict``; `InfeasibleError` when a model does not fit into the device's
+    memory.
+
     Parameters
     ----------
     models : sequence of str or path, or one of them
         Names in the database, such as ``"bert[seq=64]"``, or ONNX files; by default all models of the database.
     options : EstimateOptions, optional
         Fields may be given as keywords instead.
-
-    Raises
-    ------
-    InputError
-        When a model, device, share or estimator is unknown, no model was named and the database is empty, or an
-        estimate is too uncertain for ``strict``.
-    InfeasibleError
-        When a model does not fit into the device's memory.
 
     Examples
     --------

@@ -112,6 +112,8 @@ def explain(
 ) -> ExplainResult:
     """Explain a model's alternatives, and the effect of 10% more rate or a 10% shorter SLO.
 
+    Raises `InputError` when the map lacks the model, or the database lacks data of the plan.
+
     Parameters
     ----------
     deployment : path or DeploymentMap
@@ -123,11 +125,6 @@ def explain(
         Called for each new plan, which takes most of the time.
     note : callable, optional
         Called with each remark immediately.
-
-    Raises
-    ------
-    InputError
-        When the map lacks the model, or the database lacks data of the plan.
 
     Examples
     --------

@@ -51,10 +51,7 @@ class MapExportResult(Result):
     def write(self, folder: PathArgument) -> None:
         """Write the files below ``folder``; make hard links to the model files, or copies on another file system.
 
-        Raises
-        ------
-        InputError
-            When the folder cannot be written.
+        Raises `InputError` when the folder cannot be written.
         """
         with refuse_unwritable(folder):
             for name, content in self.files.items():
@@ -87,6 +84,9 @@ def export(
 ) -> MapExportResult:
     """Convert a map to the files of another tool.
 
+    Raises `InputError` when no machine can be configured as the map requires, the format is unknown or cannot express
+    the map, or a model file to write changed since the map was planned.
+
     Parameters
     ----------
     deployment : path or DeploymentMap
@@ -100,12 +100,6 @@ def export(
         Accept model files that changed since the map was planned.
     note : callable, optional
         Called with each remark immediately.
-
-    Raises
-    ------
-    InputError
-        When no machine can be configured as the map requires, the format is unknown or cannot express the map, or a
-        model file to write changed since the map was planned.
 
     Examples
     --------

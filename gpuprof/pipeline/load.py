@@ -148,11 +148,8 @@ class LoadTraffic(Settings):
     def make_streams(self, deployment: DeploymentMap | None, folder: Path) -> tuple[list[RequestStream], LoadSettings]:
         """Return the request stream of each model of the map, or without a map of each named model, and the settings.
 
-        Raises
-        ------
-        InputError
-            When no traffic is specified, a model is not in the map, a trace cannot be read, or both a trace and rates
-            are given.
+        Raises `InputError` when no traffic is specified, a model is not in the map, a trace cannot be read, or both a
+        trace and rates are given.
         """
         if self.concurrency:
             return self._fill(self._make_closed(deployment, folder)), self._make_settings(self.duration_s)
@@ -218,12 +215,7 @@ class ServerAccess(Settings):
     def reach(self, address: str) -> Target:
         """Return the server at ``address`` after a successful request.
 
-        Raises
-        ------
-        InputError
-            When the address or a file is invalid.
-        UnavailableError
-            When no server answers there.
+        Raises `InputError` when the address or a file is invalid; `UnavailableError` when no server answers there.
         """
         server = Target.parse(address, read_token(self.token_file), self.ca_file)
         server.get("/v2")  # fail before the predictions when the server is down
@@ -375,10 +367,7 @@ class LoadResult(Result):
     def require_kept(self) -> None:
         """Check that every model with an SLO met this SLO.
 
-        Raises
-        ------
-        SloMissedError
-            When a model missed its SLO.
+        Raises `SloMissedError` when a model missed its SLO.
         """
         require_kept(self.verdicts())
 
@@ -411,10 +400,7 @@ class LoadResult(Result):
     def write(self, path: PathArgument) -> None:
         """Write everything as .json, or the verdicts as .md or JUnit's .xml.
 
-        Raises
-        ------
-        InputError
-            When the name says no format, or the file cannot be written.
+        Raises `InputError` when the name says no format, or the file cannot be written.
         """
         rows = [{name: _drop_infinity(value) for name, value in row.items()} for row in self.rows_with_stages()]
         write_results(Path(path), rows, self.verdicts(), "load")
@@ -438,6 +424,9 @@ def load(
 ) -> LoadResult:
     """Send traffic to a server, open-loop by default; return measured and predicted goodput and latency.
 
+    Raises `InputError` when no traffic is specified, or a model, a trace or the address is wrong; `UnavailableError`
+    when no server answers.
+
     Parameters
     ----------
     server : str
@@ -455,13 +444,6 @@ def load(
         Called by a background thread with the seconds of traffic so far, at most once a second.
     note : callable, optional
         Called with each remark immediately, except the warnings.
-
-    Raises
-    ------
-    InputError
-        When no traffic is specified, or a model, a trace or the address is wrong.
-    UnavailableError
-        When no server answers.
 
     Examples
     --------

@@ -66,6 +66,9 @@ def merge(
 ) -> MergeResult:
     """Merge models that share weights into one graph, prove equal outputs, and write it (USHER §3.4).
 
+    Raises `InputError` when a file cannot be read, would be overwritten, or a size names no model; `InfeasibleError`
+    when there is nothing to merge; nothing is written.
+
     Parameters
     ----------
     models : sequence of path
@@ -75,13 +78,6 @@ def merge(
     settings : MergeSettings, optional
     device : str, optional
         Device for the predicted gain.
-
-    Raises
-    ------
-    InputError
-        When a file cannot be read, would be overwritten, or a size names no model.
-    InfeasibleError
-        When there is nothing to merge; nothing is written.
 
     Examples
     --------
@@ -172,17 +168,14 @@ class SimilarityResult(Result):
 def similarity(models: Sequence[PathArgument], *, progress: ProgressCallback = say_nothing) -> SimilarityResult:
     """Compare the weights of models layer by layer: the longest common submatrix of each pair (USHER §2.4).
 
+    Raises `InputError` for fewer than two models, or a file that cannot be read.
+
     Parameters
     ----------
     models : sequence of path
         Two or more ONNX files.
     progress : callable, optional
         Called after each pair of models.
-
-    Raises
-    ------
-    InputError
-        For fewer than two models, or a file that cannot be read.
 
     Examples
     --------

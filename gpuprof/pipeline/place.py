@@ -146,14 +146,8 @@ class PlaceResult(Result):
     def write(self, path: PathArgument | None = None) -> Path:
         """Write the map to ``path``, by default to ``output.path``, and configurations into the repository.
 
-        Returns the path.
-
-        Raises
-        ------
-        InfeasibleError
-            When a demand is not met; the map is written only with ``best_effort``.
-        InputError
-            When the map cannot be written.
+        Returns the path. Raises `InfeasibleError` when a demand is not met; the map is written only with
+        ``best_effort``; `InputError` when the map cannot be written.
         """
         target = optional_path(path) or self.output.path
         if self.is_complete or self.output.best_effort:
@@ -181,6 +175,9 @@ def place(
 ) -> PlaceResult:
     """Place replicas on devices so that every SLO is kept at the least cost.
 
+    Raises `InputError` for a file, device, model or policy that is wrong or unknown; `UnstableError` when the policy
+    makes a map that breaks a rule.
+
     Parameters
     ----------
     demands : path or sequence of Demand
@@ -206,13 +203,6 @@ def place(
     -------
     PlaceResult
         Returned for unmet demands, too: the map's ``unplaced`` lists them, and `PlaceResult.write` refuses the map.
-
-    Raises
-    ------
-    InputError
-        For a file, device, model or policy that is wrong or unknown.
-    UnstableError
-        When the policy makes a map that breaks a rule.
 
     Examples
     --------

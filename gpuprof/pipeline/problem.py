@@ -132,20 +132,14 @@ class PlanningOptions(Settings):
     def execution(self) -> Execution:
         """Return precision and runtime of unmeasured models.
 
-        Raises
-        ------
-        InputError
-            When the precision or the runtime is unknown.
+        Raises `InputError` when the precision or the runtime is unknown.
         """
         return parse_execution(self.precision, self.runtime, self.host_us)
 
     def problem_options(self) -> Options:
         """Return the options in the form of policies.
 
-        Raises
-        ------
-        InputError
-            When a number is out of range.
+        Raises `InputError` when a number is out of range.
         """
         return Options(
             confidence=self.confidence,

@@ -148,7 +148,9 @@ def profile(
 ) -> ProfileResult:
     """Measure models on this machine: latency, throughput, memory and the time of every op.
 
-    Workloads already in the database are not measured again, so that an interrupted profile can be resumed.
+    Workloads already in the database are not measured again, so that an interrupted profile can be resumed. Raises
+    `InputError` when a model, batch, share or device is wrong; if possible before the first measurement;
+    `UnavailableError` when no collector on this machine can measure the device.
 
     Parameters
     ----------
@@ -159,13 +161,6 @@ def profile(
     settings : ProfileSettings, optional
     progress : callable, optional
         Called before each workload, and with its rows (`ProfileProgress`) once they are on the disk.
-
-    Raises
-    ------
-    InputError
-        When a model, batch, share or device is wrong; if possible before the first measurement.
-    UnavailableError
-        When no collector on this machine can measure the device.
 
     Examples
     --------
@@ -390,12 +385,7 @@ class ProfileResult(Result):
     def require_trusted(self) -> None:
         """Refuse a result of which something failed or is unstable; its rows are in the database all the same.
 
-        Raises
-        ------
-        UnavailableError
-            When something could not be measured.
-        UnstableError
-            When the machine is too noisy.
+        Raises `UnavailableError` when something could not be measured; `UnstableError` when the machine is too noisy.
         """
         if self.failures:
             raise UnavailableError(f"{len(self.failures)} of {self.cells} could not be measured: {self.failures[0]}")

@@ -44,17 +44,14 @@ class ReportResult(Result):
 def report(sources: PathArgument | Sequence[PathArgument], output: PathArgument = "report.html") -> ReportResult:
     """Write one self-contained HTML page that opens from disk: interactive plots, in light and dark.
 
+    Raises `InputError` when a source cannot be read, or a file cannot be written.
+
     Parameters
     ----------
     sources : path or sequence of path
         A database, maps, and JSON output of ``gpuprof compare``, ``simulate`` and ``load``.
     output : path
         The page.
-
-    Raises
-    ------
-    InputError
-        When a source cannot be read, or a file cannot be written.
 
     Examples
     --------

@@ -304,10 +304,7 @@ class MapServer:
     def apply(self, map_file: PathArgument) -> ApplyResult:
         """Move the server to the map in a file; no request is lost.
 
-        Raises
-        ------
-        GpuprofError
-            As `gpuprof.pipeline.serve.apply`.
+        Raises `GpuprofError` as `gpuprof.pipeline.serve.apply`.
         """
         return apply(map_file, port=self.port)
 
@@ -382,6 +379,8 @@ def serve(
 ) -> Iterator[MapServer]:
     """Serve a map in child processes while the context lasts; on exit pending requests are answered.
 
+    Raises `GpuprofError` when the map cannot be served with the settings, the port is taken, or a worker cannot start.
+
     Parameters
     ----------
     deployment : path or DeploymentMap
@@ -395,11 +394,6 @@ def serve(
     ------
     MapServer
         The server, ready: every model is loaded.
-
-    Raises
-    ------
-    GpuprofError
-        When the map cannot be served with the settings, the port is taken, or a worker cannot start.
 
     Notes
     -----
@@ -524,7 +518,9 @@ class ApplyResult(Result):
 def apply(map_file: PathArgument, *, port: int = ServeSettings().port) -> ApplyResult:
     """Move the server on this machine to another map: only changed replicas start and stop, no request is lost.
 
-    A model that cannot be loaded keeps its running replicas; the others are moved.
+    A model that cannot be loaded keeps its running replicas; the others are moved. Raises `UnavailableError` when no
+    server of this user listens on the port, or the server lacks a resource that the map needs; `InputError` when the
+    file holds no map, or the server refuses the map.
 
     Parameters
     ----------
@@ -532,13 +528,6 @@ def apply(map_file: PathArgument, *, port: int = ServeSettings().port) -> ApplyR
         The map to serve from now on; relative paths of model files start at its folder.
     port : int
         HTTP port of the server.
-
-    Raises
-    ------
-    UnavailableError
-        When no server of this user listens on the port, or the server lacks a resource that the map needs.
-    InputError
-        When the file holds no map, or the server refuses the map.
     """
     path = Path(map_file)
     # Read the map here, too, so that errors in the file are reported without a request to the server.

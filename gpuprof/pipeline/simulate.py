@@ -100,10 +100,7 @@ class SimulatedTraffic(Settings):
     ) -> tuple[Mapping[str, ArrivalProcess], float]:
         """Return how the requests of each model of a map arrive, and for how many seconds.
 
-        Raises
-        ------
-        InputError
-            When a rate is of a model that the map lacks, the trace cannot be read, or both are given.
+        Raises `InputError` when a rate is of a model that the map lacks, the trace cannot be read, or both are given.
         """
         if self.trace is None:
             rates_rps, total_rps = self.rates_rps, self.total_rps
@@ -138,10 +135,7 @@ class ServiceSettings(Settings):
     ) -> SimulationOptions:
         """Return the simulator's options, by default the map's own, at the rate of ``arrivals``.
 
-        Raises
-        ------
-        InputError
-            When a failure cannot be read.
+        Raises `InputError` when a failure cannot be read.
         """
         settings = deployment.planned_with
         host = host_work_of_plan(settings)
@@ -238,10 +232,7 @@ class SimulateResult(Result):
     def require_kept(self) -> None:
         """Check that every model kept its SLO; several compared policies are not judged.
 
-        Raises
-        ------
-        SloMissedError
-            When a model missed its SLO.
+        Raises `SloMissedError` when a model missed its SLO.
         """
         if not self.is_comparison:
             require_kept(self.verdicts())
@@ -267,10 +258,7 @@ class SimulateResult(Result):
     def write(self, path: PathArgument) -> None:
         """Write everything as .json, for ``gpuprof report`` too, or the verdicts as .md or JUnit's .xml.
 
-        Raises
-        ------
-        InputError
-            When the name says no format, or the file cannot be written.
+        Raises `InputError` when the name says no format, or the file cannot be written.
         """
         write_results(Path(path), self.document(), self.verdicts(), "simulate")
 
@@ -297,6 +285,9 @@ def simulate(
 ) -> SimulateResult:
     """Replay requests against a map: goodput, percentiles, latency by stage, utilisation, and why SLOs were missed.
 
+    Raises `InputError` for a wrong or unknown file, model, network, failure or policy, and for options that exclude
+    each other.
+
     Parameters
     ----------
     deployment : path or DeploymentMap
@@ -313,11 +304,6 @@ def simulate(
         Called with the simulated percentage.
     note : callable, optional
         Called with each remark immediately.
-
-    Raises
-    ------
-    InputError
-        For a wrong or unknown file, model, network, failure or policy, and for options that exclude each other.
 
     Examples
     --------

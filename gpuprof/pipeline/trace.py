@@ -31,10 +31,7 @@ class TraceResult(Result):
     def write(self, path: PathArgument) -> None:
         """Write the trace as a CSV of ``time_s,model``.
 
-        Raises
-        ------
-        InputError
-            When the file cannot be written.
+        Raises `InputError` when the file cannot be written.
         """
         write_trace(self.trace, Path(path))
 
@@ -43,6 +40,8 @@ def record_trace(
     rates_rps: Mapping[str, NotNegative], *, arrivals: str = "poisson", duration_s: Positive = 60.0, seed: Seed = 0
 ) -> TraceResult:
     """Return a trace of an arrival process.
+
+    Raises `InputError` when the process cannot be read, or the trace would hold no request or too many.
 
     Parameters
     ----------
@@ -54,11 +53,6 @@ def record_trace(
     duration_s : float
     seed : int
         Same seed, same trace.
-
-    Raises
-    ------
-    InputError
-        When the process cannot be read, or the trace would hold no request or too many.
 
     Examples
     --------
@@ -74,6 +68,8 @@ def record_trace(
 def read_azure_trace(path: PathArgument, names: Sequence[str], *, seed: Seed = 0) -> TraceResult:
     """Return the requests of the busiest functions of a day of Azure Functions, 2019 or 2021.
 
+    Raises `InputError` when the file cannot be read, or has fewer functions than names.
+
     Parameters
     ----------
     path : path
@@ -81,11 +77,6 @@ def read_azure_trace(path: PathArgument, names: Sequence[str], *, seed: Seed = 0
         Names of models for the functions, the busiest first.
     seed : int
         Seed of the arrival times within a minute, where only the number of requests is recorded.
-
-    Raises
-    ------
-    InputError
-        When the file cannot be read, or has fewer functions than names.
     """
     trace = read_azure(Path(path), len(names), seed)
     if len(trace.times) < len(names):
@@ -97,10 +88,7 @@ def read_azure_trace(path: PathArgument, names: Sequence[str], *, seed: Seed = 0
 def show_trace(path: PathArgument) -> TraceResult:
     """Return a trace from a file, for its statistics.
 
-    Raises
-    ------
-    InputError
-        When the file holds no trace.
+    Raises `InputError` when the file holds no trace.
 
     Examples
     --------

@@ -71,16 +71,13 @@ def train(
 ) -> TrainResult:
     """Fit regressors to the measured ops and models of a device; `gpuprof.estimate` uses them from then on.
 
+    Raises `InputError` when there is no database, its data are too few to learn from, or a regressor is unknown.
+
     Parameters
     ----------
     options : TrainOptions, optional
         Fields may be given as keywords instead.
     progress : callable, optional
-
-    Raises
-    ------
-    InputError
-        When there is no database, its data are too few to learn from, or a regressor is unknown.
 
     Examples
     --------
@@ -174,7 +171,8 @@ def evaluate(
     """Compare predictions with measurements that were left out of the fit.
 
     By default the regressors are judged, each architecture left out in turn, and batch sizes of known models; with
-    ``estimator`` that estimator, on each model or device of the database in turn.
+    ``estimator`` that estimator, on each model or device of the database in turn. Raises `InputError` when the database
+    holds too little.
 
     Parameters
     ----------
@@ -182,11 +180,6 @@ def evaluate(
         Fields may be given as keywords instead.
     progress : callable, optional
         Called after each architecture.
-
-    Raises
-    ------
-    InputError
-        When the database holds too little.
 
     Examples
     --------

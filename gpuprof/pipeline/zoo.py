@@ -48,6 +48,9 @@ def build_model(
 ) -> Path:
     """Build a network of the zoo as an ONNX file with random weights, offline; return the file.
 
+    Raises `InputError` when there is no network of this name, or the file cannot be written; `UnavailableError` when
+    the exporting library is not installed.
+
     Parameters
     ----------
     name : str
@@ -58,13 +61,6 @@ def build_model(
         Fixed batch; by default free.
     seed : int
         Seed of the random weights, and of the layers of networks named random.
-
-    Raises
-    ------
-    InputError
-        When there is no network of this name, or the file cannot be written.
-    UnavailableError
-        When the exporting library is not installed.
 
     Examples
     --------
