@@ -62,7 +62,6 @@ if TYPE_CHECKING:  # static tools see the lazy names here
     from gpuprof.pipeline.place import PlaceResult as PlaceResult
     from gpuprof.pipeline.place import place as place
     from gpuprof.pipeline.problem import PlanningOptions as PlanningOptions
-    from gpuprof.pipeline.profile import ProfileProgress as ProfileProgress
     from gpuprof.pipeline.profile import ProfileResult as ProfileResult
     from gpuprof.pipeline.profile import ProfileSettings as ProfileSettings
     from gpuprof.pipeline.profile import ProfileWorkloads as ProfileWorkloads
@@ -119,7 +118,7 @@ _NAMES = {
     "pipeline.merge": "MergeResult MergeSettings SimilarityResult merge similarity",
     "pipeline.place": "MapOutput PlaceResult place",
     "pipeline.problem": "PlanningOptions",
-    "pipeline.profile": "ProfileProgress ProfileResult ProfileSettings ProfileWorkloads profile",
+    "pipeline.profile": "ProfileResult ProfileSettings ProfileWorkloads profile",
     "pipeline.report": "ReportResult report",
     "pipeline.result": "Progress Result",
     "pipeline.serve": "ApplyResult MapServer ServeSettings apply serve",

@@ -21,7 +21,7 @@ from gpuprof.cli.output import Format, chosen_format
 from gpuprof.domain.file_access import describe_special_file, find_write_obstacle
 from gpuprof.domain.validation import ArgumentError, parse_duration
 from gpuprof.errors import InputError
-from gpuprof.pipeline.settings import CommandLine, Settings, command_line
+from gpuprof.pipeline.settings import Settings, command_line, flag_of
 
 
 def _complete(names: Iterable[str], incomplete: str) -> list[str]:
@@ -172,39 +172,14 @@ def _fill(kind: type[Settings], args: Mapping[str, Any]) -> Settings:
     try:
         return kind(**values)
     except ArgumentError as error:
-        raise InputError(f"{_flag(error.name, command_line(kind.model_fields[error.name]))} {error.rule}") from None
-
-
-def list_words(settings: Settings, without: Iterable[str] = ()) -> list[str]:
-    """Return the command line of settings that differ from their defaults; ``without``: fields to leave out."""
-    words = []
-    for name in sorted(settings.model_fields_set - set(without)):
-        value, option = getattr(settings, name), command_line(type(settings).model_fields[name])
-        flag = _flag(name, option)
-        if isinstance(value, bool):
-            words += [flag] if value else []
-        elif isinstance(value, Mapping):
-            words += [f"{flag}={f'{key}=' if key else ''}{_join(item)}" for key, item in value.items()]
-        elif option.repeated:
-            words += [f"{flag}={item}" for item in value]
-        elif value is not None:
-            words.append(f"{flag}={_join(value)}")
-    return words
-
-
-def _join(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
-
-
-def _flag(name: str, option: CommandLine) -> str:
-    return next((flag for flag in option.flags if flag.startswith("--")), f"--{name.replace('_', '-')}")
+        raise InputError(f"{flag_of(kind, error.name)} {error.rule}") from None
 
 
 def _make_option(group: type[Settings], name: str, field: FieldInfo) -> inspect.Parameter:
     """Return the parameter from which typer makes the option of a setting."""
     option, kinds = command_line(field), set(_plain_types(field.annotation))
     default = field.get_default(call_default_factory=True)
-    flag = _flag(name, option)
+    flag = flag_of(group, name)
     details: dict[str, Any] = {"help": field.description, "metavar": option.metavar, "envvar": option.envvar}
     kind: Any = float
     if option.unit is not None:

@@ -12,7 +12,7 @@ from gpuprof.cli.options import Verbs, output_option
 from gpuprof.cli.output import Format, make_columns, print_rows, say_note
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
-from gpuprof.pipeline.settings import Names, Settings, option
+from gpuprof.pipeline.settings import ARRIVALS, Names, Settings, option
 
 app = Verbs(help="Make and inspect request traces.")
 #: Looks like a space, at which no line is broken.
@@ -30,9 +30,7 @@ class ArrivalProcessOptions(Settings):
 
     rate: tuple[str, ...] = option((), "Rate as MODEL=REQUESTS_PER_S; may be repeated.", repeated=True)
     slo_file: Path | None = option(None, "CSV file of demands that names models and rates.")
-    arrivals: str = option(
-        "poisson", "Arrival process: constant, poisson, gamma:SCV, bursts:RATIO,BURST,CALM or diurnal:PEAK,PERIOD."
-    )
+    arrivals: str = option("poisson", ARRIVALS)
     duration: str = option("60s", "Length of the trace: 60s, 5m, 1d.")
     azure: Path | None = option(None, "File of a day of Azure Functions (2019 or 2021) to take the requests from.")
     models: Names = option((), "Names for the busiest functions of the day, the busiest first.")

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuprof.errors import UnavailableError, unknown_name
+from gpuprof.domain.arrival_process import NS_PER_S, parse_arrivals
+from gpuprof.errors import UnavailableError
 from gpuprof.load.client import Schedule, run_clients
 from gpuprof.load.report import ModelResult, stage_rows, summarize
 from gpuprof.load.target import (
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from gpuprof.graph.inputs import InputData
 
     Times = npt.NDArray[np.float64]
-
-ARRIVALS = ("poisson", "gamma", "constant")
 
 #: Load that a single client process sustains with ease: requests/s and bytes/s.
 _EASY_RPS = 1500.0
@@ -70,8 +69,7 @@ class LoadSettings:
     duration_s: float = 20.0
     warmup_s: float = 2.0
     seed: int = 0
-    arrivals: str = "poisson"  #: ``"poisson"``, ``"gamma"`` or ``"constant"``.
-    scv: float = 4.0  #: Squared coefficient of variation of the gaps of ``gamma``.
+    arrivals: str = "poisson"  #: As `gpuprof.domain.arrival_process.parse_arrivals` reads it.
     clients: int | None = None  #: Processes; None: as many as the traffic needs.
     patience_s: float = 10.0  #: Time to wait for the last answers.
 
@@ -211,39 +209,29 @@ def send_times(streams: Sequence[RequestStream], settings: LoadSettings) -> list
     for number, stream in enumerate(streams):
         # 1009: the next seed must not repeat the times of another stream.
         seed, random_s = settings.seed * 1009 + number, total_s if stream.times_s is None else settings.warmup_s
-        times = arrival_times(settings.arrivals, stream.rate_rps, random_s, seed, settings.scv)
+        times = arrival_times(settings.arrivals, stream.rate_rps, random_s, seed)
         recorded = np.asarray(stream.times_s or (), np.float64)
         all_times.append(np.concatenate([times, settings.warmup_s + recorded[recorded < settings.duration_s]]))
     return all_times
 
 
-def arrival_times(kind: str, rate_rps: float, duration_s: float, seed: int, scv: float = 4.0) -> Times:
+def arrival_times(arrivals: str, rate_rps: float, duration_s: float, seed: int) -> Times:
     """Return the arrival times of requests in ``duration_s`` seconds, increasing.
 
-    Raises `InputError` for an unknown kind.
-
-    Parameters
-    ----------
-    kind : {"poisson", "gamma", "constant"}
-        ``poisson`` is a Poisson process with a fixed number of arrivals, given by the rate, at independent times. With
-        a random number, a run of a few hundred requests would miss its rate by several percent.
-    scv : float
-        Squared coefficient of variation of the gaps of ``gamma``; above 1 is burstier than Poisson.
+    A Poisson process has a fixed number of arrivals, given by the rate: with a random number, a run of a few hundred
+    requests would miss its rate by several percent. Raises `InputError` for an arrival process that cannot be read.
     """
     import numpy as np
 
-    if kind not in ARRIVALS:
-        raise unknown_name("kind of arrivals", kind, list(ARRIVALS))
-    count = int(rate_rps * duration_s + 6.0 * max(1.0, (rate_rps * duration_s * max(1.0, scv)) ** 0.5)) + 1
-    random = np.random.default_rng(seed)
-    if kind == "constant":
-        times = (np.arange(count) + 0.5) / rate_rps
-    elif kind == "gamma":
-        times = np.cumsum(random.gamma(1.0 / scv, scv / rate_rps, count))
-    else:
-        times = np.sort(random.uniform(0.0, duration_s, max(1, round(rate_rps * duration_s))))
-    within: Times = times[times < duration_s].astype(np.float64)
-    return within
+    random, count = np.random.default_rng(seed), max(1, round(rate_rps * duration_s))
+    if arrivals == "poisson":
+        return np.sort(random.uniform(0.0, duration_s, count))
+    stream = parse_arrivals(arrivals, rate_rps).stream(random)
+    pieces = [stream.take(count)]
+    while pieces[-1][-1] < duration_s * NS_PER_S:
+        pieces.append(stream.take(count))
+    times = np.concatenate(pieces) / NS_PER_S
+    return times[times <= duration_s]
 
 
 def _clients_needed(streams: Sequence[RequestStream], requests: tuple[tuple[bytes, ...], ...]) -> int:

@@ -27,7 +27,6 @@ from gpuprof.domain.validation import NotNegative, Positive, Seed, collect_disti
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.graph.load import read_free_dims
 from gpuprof.load.load import (
-    ARRIVALS,
     LoadOutcome,
     LoadSettings,
     RequestStream,
@@ -51,7 +50,7 @@ from gpuprof.pipeline.arguments import (
 )
 from gpuprof.pipeline.recorded_problem import time_map_by
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
-from gpuprof.pipeline.settings import DataFiles, Dims, Settings, option
+from gpuprof.pipeline.settings import ARRIVALS, DataFiles, Dims, Settings, option
 from gpuprof.pipeline.verdicts import SloVerdict, keeps_objective, require_kept, write_results
 from gpuprof.rules.cpu_slices import plan_shared_slices
 from gpuprof.rules.host_work import host_work_of_plan
@@ -99,16 +98,6 @@ def _parse_concurrency(text: str) -> tuple[str, int]:
     return model, int(count)
 
 
-def _parse_scv(text: str) -> float:
-    try:
-        scv = float(text)
-    except ValueError:
-        scv = 0.0
-    if not 0.0 < scv < float("inf"):
-        raise InputError(f"cannot read the arrivals gamma:{text}", "write gamma:SCV, such as gamma:4")
-    return scv
-
-
 class LoadTraffic(Settings):
     """Requests of a load test, and its length.
 
@@ -134,7 +123,7 @@ class LoadTraffic(Settings):
     )
     rate_scale: Positive = option(1.0, "Factor on all rates.")
     trace: Path | None = option(None, "Trace to replay: a CSV file of time_s,model.")
-    arrivals: str = option("poisson", "Arrival process: poisson, gamma:SCV or constant.")
+    arrivals: str = option("poisson", ARRIVALS)
     concurrency: Annotated[Mapping[str, _Concurrency], BeforeValidator(_read_concurrency)] = option(
         {},
         "Closed loop: requests on their way at any time, of each model; in place of rates. May be repeated.",
@@ -197,11 +186,7 @@ class LoadTraffic(Settings):
         ]
 
     def _make_settings(self, duration_s: float | None) -> LoadSettings:
-        kind, _, scv = self.arrivals.partition(":")
-        if kind not in ARRIVALS:
-            raise unknown_name("kind of arrivals", kind, list(ARRIVALS))
-        settings = LoadSettings(duration_s or LoadSettings().duration_s, self.warmup_s, self.seed, kind)
-        return replace(settings, scv=_parse_scv(scv)) if scv else settings
+        return LoadSettings(duration_s or LoadSettings().duration_s, self.warmup_s, self.seed, self.arrivals)
 
 
 class ServerAccess(Settings):

@@ -70,6 +70,9 @@ class ProfileWorkloads(Settings):
     )
     igniter: bool = option(False, "Measure the data for calibrate: 11 configurations, and 2 to 5 copies at once.")
     db: Path | None = option(None, "Kernel database, created if missing; default: GPUPROF_DB, or gpuprof-db.")
+    engine: Literal["local", "ray"] = option(
+        "local", "Place to measure: local, or ray for a Ray cluster, at RAY_ADDRESS.", panel="Clusters"
+    )
 
 
 class ProfileSettings(Settings):
@@ -160,7 +163,7 @@ def profile(
         Fields may be given as keywords instead.
     settings : ProfileSettings, optional
     progress : callable, optional
-        Called before each workload, and with its rows (`ProfileProgress`) once they are on the disk.
+        Called before each workload, and once its rows are on the disk.
 
     Examples
     --------
@@ -178,6 +181,10 @@ def profile(
     ([1, 4], True)
     """
     chosen, settings = ProfileWorkloads.collect(workloads, fields), settings or ProfileSettings()
+    if not models:
+        raise InputError("no model was named", "gpuprof profile MODEL.onnx; gpuprof zoo build makes some")
+    if chosen.engine == "ray":
+        return _profile_cluster(planning.parse_models(name_models(models)), chosen, settings, progress)
     with NoteList() as notes:
         device = resolve_local_device(chosen.device, settings.collector, notes.add)
         collector, why = choose_collector(settings.collector, device.kind)
@@ -211,38 +218,25 @@ def profile(
         return _measure(campaign, cells, notes, progress)
 
 
-def profile_cluster(
-    models: Sequence[str],
-    workloads: ProfileWorkloads,
-    *,
-    options: Sequence[str] = (),
-    progress: ProgressCallback = say_nothing,
+def _profile_cluster(
+    models: Sequence[NamedModel], workloads: ProfileWorkloads, settings: ProfileSettings, progress: ProgressCallback
 ) -> ProfileResult:
     """Measure models at batch sizes on the GPUs, or machines, of a Ray cluster: that of ``RAY_ADDRESS``, or the local.
 
-    Raises `GpuprofError` when a model is missing, or a measurement failed; earlier rows stay in the database.
-
-    Parameters
-    ----------
-    options : sequence of str
-        Further options of ``gpuprof profile``, for each place.
-    progress : callable, optional
-        Called with rows as they arrive.
+    Raises `GpuprofError` when a measurement failed; earlier rows stay in the database.
     """
     from gpuprof.profiling.sweep.ray_sweep import sweep_cluster, task_of
 
-    tasks = [
-        task_of(model.name, model.path, size, options)
-        for model in planning.parse_models(models)
-        for size in workloads.batches or workloads.usual_batches
-    ]
+    options = [*workloads.list_words(("batches", "device", "db", "engine")), *settings.list_words()]
+    batches = workloads.batches or workloads.usual_batches
+    tasks = [task_of(model.name, model.path, size, options) for model in models for size in batches]
     path = database_path(workloads.db)
     rows: list[ModelRow | ColocationRow] = []
     for entry in sweep_cluster(
         KernelDb.create(path), tasks, workloads.device, lambda message: progress(Progress(message))
     ):
         rows.append(entry)
-        progress(ProfileProgress(f"{len(tasks)} models and batches", len(rows), rows=(_describe_row(entry),)))
+        progress(Progress(f"{entry.model} at batch {entry.batch}: row {len(rows)}"))
     return ProfileResult(
         notes=() if rows else ("everything was measured before; --force measures it again",),
         device=workloads.device or "",
@@ -266,8 +260,6 @@ def _read_models(
     models: Sequence[PathArgument] | PathArgument, db: Path, settings: ProfileSettings, collector: Collector
 ) -> list[NamedModel]:
     """Return the named models, each at every size and with its given inputs."""
-    if not models:
-        raise InputError("no model was named", "gpuprof profile MODEL.onnx; gpuprof zoo build makes some")
     parsed = planning.parse_models(name_models(models))
     if settings.precision is not None:
         provider = getattr(collector, "provider", ORT_CPU)
@@ -318,7 +310,7 @@ def run_campaign(
     begin: Callable[[Cell], None] = lambda cell: progress(Progress(str(cell), len(outcomes), total))  # noqa: E731
     for outcome in campaign.run(cells, begin):
         outcomes.append(outcome)
-        progress(ProfileProgress(str(outcome.cell), len(outcomes), total, tuple(_rows(outcome))))
+        progress(Progress(str(outcome.cell), len(outcomes), total))
     progress(Progress("what the device can do at best", total, total))
     campaign.measure_ceilings([cell.job.share for cell in cells] if ceilings is None else ceilings)
     return outcomes
@@ -334,19 +326,6 @@ def _describe_row(row: ModelRow | ColocationRow) -> dict[str, object]:
 
 def _share_of(row: ModelRow | ColocationRow) -> Share:
     return Share(row.sm_share_pct, row.mig_profile)
-
-
-@dataclass(frozen=True, slots=True)
-class ProfileProgress(Progress):
-    """The progress of profiling, with the rows just stored in the database.
-
-    Attributes
-    ----------
-    rows : tuple of mapping
-        As `ProfileResult.rows` has them.
-    """
-
-    rows: tuple[Mapping[str, object], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

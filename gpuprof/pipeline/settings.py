@@ -23,6 +23,7 @@ RUNTIME = (
 )
 HOST_US = "Microseconds that the host takes for a launch; default: the runtime's usual time, within a factor of two."
 DEVICE_FILE = "TOML file with GPUs that gpuprof does not know."
+ARRIVALS = "Arrival process: constant, poisson, gamma:SCV, bursts:RATIO,BURST,CALM or diurnal:PEAK,PERIOD."
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,31 @@ class Settings(BaseModel):
     def replace(self, **changes: Any) -> Self:
         """Return the settings with some of them changed."""
         return type(self)(**{**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
+
+    def list_words(self, without: Iterable[str] = ()) -> list[str]:
+        """Return the command line of the given settings; ``without``: fields to leave out."""
+        words = []
+        for name in sorted(self.model_fields_set - set(without)):
+            value, flag = getattr(self, name), flag_of(type(self), name)
+            if isinstance(value, bool):
+                words += [flag] if value else []
+            elif isinstance(value, Mapping):
+                words += [f"{flag}={f'{key}=' if key else ''}{_join(item)}" for key, item in value.items()]
+            elif command_line(type(self).model_fields[name]).repeated:
+                words += [f"{flag}={item}" for item in value]
+            elif value is not None:
+                words.append(f"{flag}={_join(value)}")
+        return words
+
+
+def flag_of(kind: type[Settings], name: str) -> str:
+    """Return the long option of a setting."""
+    flags = command_line(kind.model_fields[name]).flags
+    return next((flag for flag in flags if flag.startswith("--")), f"--{name.replace('_', '-')}")
+
+
+def _join(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def _read_dims(value: object) -> object:

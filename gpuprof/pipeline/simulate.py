@@ -14,12 +14,12 @@ from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.map_sources import describe_basis, record_basis
 from gpuprof.domain.validation import NotNegative, Positive, Seed
-from gpuprof.errors import GpuprofError, InfeasibleError, InputError, unknown_name
+from gpuprof.errors import GpuprofError, InfeasibleError, InputError
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, locate_files, map_folder, optional_path, resolve_map
 from gpuprof.pipeline.problem import plan_map
 from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem, time_map_by
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
-from gpuprof.pipeline.settings import Settings, option
+from gpuprof.pipeline.settings import ARRIVALS, Settings, option
 from gpuprof.pipeline.verdicts import SloVerdict, require_kept, write_results
 from gpuprof.placement.policies import make_policy
 from gpuprof.rules.host_work import host_work_of_plan
@@ -78,9 +78,7 @@ class SimulatedTraffic(Settings):
     )
     total_rps: Positive | None = option(None, "Requests per second of all models together.", hidden=True)
     rate_scale: Positive = option(1.0, "Factor on all rates.")
-    arrivals: str = option(
-        "poisson", "Arrival process: constant, poisson, gamma:SCV, bursts:RATIO,BURST,CALM or diurnal:PEAK,PERIOD."
-    )
+    arrivals: str = option("poisson", ARRIVALS)
     duration_s: Positive = option(
         60.0, "Time in which requests arrive: 60s, 5m, 1d; default with a trace: its own.", "--duration", unit="s"
     )
@@ -319,7 +317,6 @@ def simulate(
     """
     notes, original = NoteList(note), locate_files(resolve_map(deployment), map_folder(deployment))
     path = optional_path(db)
-    _check_devices(original)
     original = time_map_by(original, estimator, path, map_folder(deployment), notes.add)
     policies = () if rescheduling is None else rescheduling.policies
     if len(set(policies)) < len(policies):
@@ -346,15 +343,6 @@ def simulate(
         )
     notes.add(*filter(None, [describe_basis(original)]))
     return SimulateResult(notes=notes.all(), runs=runs, basis=record_basis(original))
-
-
-def _check_devices(deployment: DeploymentMap) -> None:
-    """Refuse a device of the map missing in its planned devices, where the map lists these."""
-    planned = [entry.device for entry in deployment.planned_with.fleet]
-    for gpu in (gpu for node in deployment.nodes for gpu in node.gpus):
-        if planned and gpu.device not in planned:
-            error = unknown_name("device", gpu.device, planned)
-            raise InputError(f"the map uses the {error.message}, which it was not planned with", error.fix)
 
 
 def follow_load(

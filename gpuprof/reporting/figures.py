@@ -186,35 +186,6 @@ def utilization_figure(replicas: Sequence[Row]) -> Chart:
     return Chart("How busy the replicas were", Axis("replica", names=names), y, boxes=boxes, note=note)
 
 
-def prediction_figure(title: str, unit: str, pairs: Sequence[tuple[str, str, float, float]]) -> Chart | None:
-    """Return predicted against measured figures; ``pairs`` that are not above 0 are left out."""
-    positive = [pair for pair in pairs if pair[2] > 0 and pair[3] > 0]
-    if not positive:
-        return None
-    names = list(dict.fromkeys(name for name, *_ in positive))
-    points = []
-    for i, series in enumerate(names):
-        series_pairs = [pair for pair in positive if pair[0] == series]
-        tips = tuple(
-            f"{label}: measured {show_number(m)}, predicted {show_number(p)} {unit} ({100 * (p / m - 1):+.1f}%)"
-            for _, label, m, p in series_pairs
-        )
-        points.append(Points(series, tuple(p[2] for p in series_pairs), tuple(p[3] for p in series_pairs), tips, i))
-    low, high = min(min(p[2:]) for p in positive), max(max(p[2:]) for p in positive)
-    lines = tuple(
-        Line(name, (low, high), (low * factor, high * factor), 6, is_dashed=name != "equal")
-        for name, factor in (("equal", 1.0), ("10% off", 1.1), ("10% off", 1 / 1.1))
-    )
-    return Chart(
-        title,
-        Axis(f"measured in {unit}", log=True, low=low / 1.3, high=high * 1.3),
-        Axis(f"predicted in {unit}", log=True, low=low / 1.3, high=high * 1.3),
-        lines=lines,
-        points=tuple(points),
-        height=320,
-    )
-
-
 def load_figures(rows: Sequence[Row]) -> list[Chart]:
     """Return the figures of a load test: goodput and latency, measured and predicted."""
     names = tuple(row["model"] for row in rows)
@@ -222,32 +193,17 @@ def load_figures(rows: Sequence[Row]) -> list[Chart]:
     keys |= {f"{name} predicted": f"predicted_{name}_ms" for name in _PERCENTILES}
     latency = {name: [row.get(key) for row in rows] for name, key in keys.items()}
     latency = {name: values for name, values in latency.items() if any(value is not None for value in values)}
-    pairs = [
-        (name, f"{row['model']} {name}", row[f"{name}_ms"], row[f"predicted_{name}_ms"])
-        for name in _PERCENTILES
-        for row in rows
-        if row.get(f"{name}_ms") is not None and row.get(f"predicted_{name}_ms") is not None
-    ]
-    charts = [
-        goodput_figure(rows),
-        _bars("Latency", names, "latency in ms", group_bars(names, latency, "ms")),
-        prediction_figure("Latency, predicted against measured", "ms", pairs),
-        _served_stage_figure([row for row in rows if (row.get("stages") or {}).get("infer_ms") is not None]),
-    ]
-    return [chart for chart in charts if chart is not None]
-
-
-def _served_stage_figure(rows: Sequence[Row]) -> Chart | None:
-    """Return the mean time of requests by stage and model; None where the server kept no statistics."""
-    if not rows:
-        return None
-    names = tuple(row["model"] for row in rows)
-    parts = {
-        label: [max(0.0, row["stages"].get(field) or 0.0) for row in rows]
-        for field, (label, _) in _SERVED_STAGES.items()
-    }
-    boxes = stack_bars(names, parts, "ms", [color for _, color in _SERVED_STAGES.values()])
-    return _bars("Mean latency by stage", names, "latency in ms", boxes)
+    charts = [goodput_figure(rows), _bars("Latency", names, "latency in ms", group_bars(names, latency, "ms"))]
+    staged = [row for row in rows if (row.get("stages") or {}).get("infer_ms") is not None]
+    if staged:  # a server may keep no statistics
+        parts = {
+            label: [max(0.0, row["stages"].get(field) or 0.0) for row in staged]
+            for field, (label, _) in _SERVED_STAGES.items()
+        }
+        names = tuple(row["model"] for row in staged)
+        boxes = stack_bars(names, parts, "ms", [color for _, color in _SERVED_STAGES.values()])
+        charts.append(_bars("Mean latency by stage", names, "latency in ms", boxes))
+    return charts
 
 
 def comparison_figures(rows: Sequence[Row], subject: str, noun: str) -> tuple[Chart, ...]:
@@ -371,80 +327,38 @@ def roofline_figure(title: str, ops: Sequence[OpRow], device: DeviceRow | None) 
 
     ``device``: the device of the roofline.
     """
-    timed = [timed_op for op in ops if (timed_op := _time_op(op)) is not None]
-    if not timed:
-        return None
     colors = _type_colors([(op.op_type, op.duration_p50_ns) for op in ops if op.duration_p50_ns])  # as in the timeline
-    groups: dict[str, list[_TimedOp]] = defaultdict(list)
-    for timed_op in timed:
-        groups[timed_op.op.op_type if timed_op.op.op_type in colors else _REST].append(timed_op)
-    points = tuple(
-        Points(
-            name,
-            tuple(point.intensity for point in members),
-            tuple(point.gflops for point in members),
-            tuple(point.tip for point in members),
-            colors.get(name, _OTHER),
-        )
-        for name, members in groups.items()
-    )
-    intensity = [x for group in points for x in group.x]
-    lines = _roofs(device, min(intensity) / 2, max(intensity) * 2)
-    axes = Axis("FLOP per byte", log=True), Axis("GFLOP/s", log=True)
-    return Chart(title, *axes, lines, points, note=_explain_above(timed, device), height=340)
-
-
-@dataclass(frozen=True, slots=True)
-class _TimedOp:
-    """An op with its rate in GFLOP/s, its FLOP per byte and its time."""
-
-    op: OpRow
-    gflops: float
-    intensity: float
-    duration_us: float
-
-    @property
-    def tip(self) -> str:
-        """Tooltip of this op."""
-        return (
-            f"{self.op.name} ({self.op.op_type}): {show_number(self.gflops)} GFLOP/s, "
-            f"{self.intensity:.4g} FLOP/byte, {show_number(self.duration_us)} µs"
-        )
-
-
-def _time_op(op: OpRow) -> _TimedOp | None:
-    moved_bytes = float((op.bytes_read or 0) + (op.bytes_written or 0))
-    if not op.flops or not moved_bytes or not op.duration_p50_ns:
+    groups: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
+    for op in ops:
+        moved_bytes = (op.bytes_read or 0) + (op.bytes_written or 0)
+        if op.flops and moved_bytes and op.duration_p50_ns:
+            intensity, gflops = op.flops / moved_bytes, op.flops / op.duration_p50_ns
+            tip = (
+                f"{op.name} ({op.op_type}): {show_number(gflops)} GFLOP/s, {intensity:.4g} FLOP/byte, "
+                f"{show_number(op.duration_p50_ns / 1e3)} µs"
+            )
+            groups[op.op_type if op.op_type in colors else _REST].append((intensity, gflops, tip))
+    if not groups:
         return None
-    return _TimedOp(op, op.flops / op.duration_p50_ns, op.flops / moved_bytes, op.duration_p50_ns / 1e3)
-
-
-def _roofs(device: DeviceRow | None, low: float, high: float) -> tuple[Line, ...]:
+    points = []
+    for name, members in groups.items():
+        x, y, tips = zip(*members, strict=True)
+        points.append(Points(name, x, y, tips, colors.get(name, _OTHER)))
+    axes = Axis("FLOP per byte", log=True), Axis("GFLOP/s", log=True)
     if device is None or not device.float32_flops_per_s or not device.dram_bytes_per_s:
-        return ()
+        return Chart(title, *axes, points=tuple(points), height=340)
     peak, bandwidth = device.float32_flops_per_s / 1e9, device.dram_bytes_per_s / 1e9
-    ridge = peak / bandwidth
-    x = tuple(sorted({low, min(max(ridge, low), high), high}))
-    return (Line("roof of the device, float32", x, tuple(min(peak, bandwidth * at) for at in x), 7),)
-
-
-def _explain_above(timed: Sequence[_TimedOp], device: DeviceRow | None) -> str:
-    """Return the number of ops above the roof, and the reasons; empty for no such op or an unknown roof."""
-    if device is None or not device.float32_flops_per_s or not device.dram_bytes_per_s:
-        return ""
-    peak, bandwidth = device.float32_flops_per_s / 1e9, device.dram_bytes_per_s / 1e9
-    by_memory = sum(op.gflops > _ABOVE * bandwidth * op.intensity and op.gflops <= _ABOVE * peak for op in timed)
-    by_peak = sum(point.gflops > _ABOVE * peak for point in timed)
-    if not by_memory and not by_peak:
-        return ""
-    reasons = []
-    if by_memory:
-        reasons.append(f"{by_memory:,} by its slope: their data came from caches and not from memory")
-    if by_peak:
-        reasons.append(
-            f"{by_peak:,} by its top: the runtime did fewer operations than the graph says, or in lower precision"
+    placed = [(x, y) for group in points for x, y in zip(group.x, group.y, strict=True)]
+    low, high = min(x for x, _ in placed) / 2, max(x for x, _ in placed) * 2
+    roof = tuple(sorted({low, min(max(peak / bandwidth, low), high), high}))
+    line = Line("roof of the device, float32", roof, tuple(min(peak, bandwidth * x) for x in roof), 7)
+    above, note = sum(y > _ABOVE * min(peak, bandwidth * x) for x, y in placed), ""
+    if above:
+        note = (
+            f"{count_of(above, 'op')} of {len(placed):,} above the roof: their data came from caches and not from "
+            "memory, or the runtime did fewer operations than the graph says, or in lower precision."
         )
-    return f"{count_of(by_memory + by_peak, 'op')} of {len(timed):,} above the roof: {'; '.join(reasons)}."
+    return Chart(title, *axes, (line,), tuple(points), note=note, height=340)
 
 
 def timeline_figure(title: str, ops: Sequence[OpRow], kernels: Sequence[KernelRow] = ()) -> Chart | None:

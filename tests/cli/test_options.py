@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from gpuprof.cli.main import VERBS, build_app, load_verb
-from gpuprof.cli.options import Verbs, check_output_file, check_output_folder, list_words
+from gpuprof.cli.options import Verbs, check_output_file, check_output_folder
 from gpuprof.domain.validation import Count, parse_duration
 from gpuprof.errors import InputError
 from gpuprof.pipeline.settings import Dims, Settings, command_line, option
@@ -61,9 +61,9 @@ def test_texts_become_what_the_field_holds() -> None:
 
 def test_settings_become_the_command_line_that_they_were_read_from() -> None:
     colours = Colours(front="blue", behind=3, glossy=True, dims={"a": 1, "b": 2}, drying_s=120.0, brush=Path("b"))
-    words = list_words(colours, without=("brush",))
+    words = colours.list_words(without=("brush",))
     assert words == ["--behind=3", "--dim=a=1", "--dim=b=2", "--drying=120.0", "--front=blue", "--glossy"]
-    assert list_words(Colours()) == []
+    assert Colours().list_words() == []
 
 
 def test_a_wrong_value_is_reported_under_the_name_of_its_option() -> None:

@@ -45,19 +45,6 @@ def test_simulate_gives_what_the_command_prints_and_prints_nothing(
     assert not simulated.is_comparison and simulated.comparison() == ()
 
 
-def test_a_device_that_the_map_was_not_planned_with_is_refused(tmp_path: Path) -> None:
-    content = json.loads(MAP.to_json())
-    content["planned_with"]["fleet"] = [{"device": board} for board in ("v100", "a100-80")]
-    path = tmp_path / "map.json"
-    path.write_text(json.dumps(content))
-    assert gpuprof.simulate(path, SHORT).outcome.models
-    content["nodes"][0]["gpus"][0]["device"] = "a100-8"
-    path.write_text(json.dumps(content))
-    with pytest.raises(InputError, match="the unknown device 'a100-8', which it was not planned with") as refused:
-        gpuprof.simulate(path, SHORT)
-    assert refused.value.fix == "did you mean a100-80?"
-
-
 def test_a_trace_is_recorded_shown_and_simulated(tmp_path: Path) -> None:
     recorded = gpuprof.record_trace({"m": 50.0, "n": 20.0}, duration_s=4.0, seed=1)
     recorded.write(tmp_path / "trace.csv")
