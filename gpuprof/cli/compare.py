@@ -17,8 +17,11 @@ from gpuprof.cli.place import DemandOptions
 from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.validation import NotNegative
 from gpuprof.errors import InfeasibleError, InputError
+from gpuprof.pipeline.compare import compare as compare_policies
+from gpuprof.pipeline.compare import compare_databases, compare_gpus
 from gpuprof.pipeline.problem import PlanningOptions
 from gpuprof.pipeline.settings import Settings, option
+from gpuprof.placement.policies import DEFAULT
 
 _SOURCE = re.compile(r"\d[\d,]* replicas? \((\S+) of the requests\) ([^;]+)")
 
@@ -92,8 +95,6 @@ class PolicyListOptions(Settings):
 
     def only_name(self) -> str:
         """Return the policy that plans for each kind of GPU. Raises `InputError` when several are named."""
-        from gpuprof.placement.policies import DEFAULT
-
         names = self.names() or [DEFAULT]
         if len(names) > 1:
             raise InputError(f"--by gpu plans by one policy but got {', '.join(names)}", f"--policies {DEFAULT}")
@@ -137,9 +138,6 @@ def compare(
     if sides:
         _compare_databases(sides, databases, demands.db, chosen)
         return
-    from gpuprof.pipeline.compare import compare as compare_policies
-    from gpuprof.pipeline.compare import compare_gpus
-
     is_by_gpu = policies.by is Compared.GPU
     with show_progress() as show:
         if is_by_gpu:
@@ -154,8 +152,6 @@ def compare(
 
 
 def _compare_databases(sides: Sequence[str], options: DatabaseOptions, db: Path | None, chosen: Format) -> None:
-    from gpuprof.pipeline.compare import compare_databases
-
     if len(sides) == 1 and sides[0].endswith(".csv"):
         raise InputError(
             f"compare takes two databases but got {sides[0]}", f"demands are given by --slo-file {sides[0]}"

@@ -11,6 +11,7 @@ from gpuprof.cli.options import complete_models
 from gpuprof.cli.output import Format, make_columns, print_rows, say_note
 from gpuprof.domain.number_format import NumberFormat
 from gpuprof.pipeline.estimate import EstimateOptions, short_name
+from gpuprof.pipeline.estimate import estimate as predict
 
 _ESTIMATED = make_columns(
     "model dims device share batch beside latency_ms latency_interval:90%_interval latency_source throughput_rps "
@@ -31,8 +32,6 @@ def estimate(
     chosen: Format = Format.TABLE,
 ) -> None:
     """Estimate latency, throughput and memory: measured, interpolated between measurements, or predicted."""
-    from gpuprof.pipeline.estimate import estimate as predict
-
     result = predict(models or (), options)
     say_note(*result.notes)
     rows = [{**row, "latency_interval": _show_interval(row)} for row in result.rows()]

@@ -5,7 +5,10 @@ from __future__ import annotations
 from gpuprof.cli.options import ModelsArgument
 from gpuprof.cli.output import Format, make_columns, print_rows, say_note, show_progress
 from gpuprof.pipeline.calibrate import CalibrateOptions
+from gpuprof.pipeline.calibrate import calibrate as fit_interference
 from gpuprof.pipeline.train import EvaluateOptions, TrainOptions
+from gpuprof.pipeline.train import evaluate as compare
+from gpuprof.pipeline.train import train as fit
 
 _COEFFICIENTS = make_columns("of coefficient value unit")
 _RANKED = make_columns(
@@ -27,10 +30,8 @@ def calibrate(
     any device, fits the interference models to measured co-locations, and tests them on held-out victims.
     --quick only measures a few small networks without neighbours, which scale the estimates for all other models.
     """
-    from gpuprof.pipeline.calibrate import calibrate as fit
-
     with show_progress() as show:
-        result = fit(models or (), options, progress=show)
+        result = fit_interference(models or (), options, progress=show)
     say_note(*result.notes)
     if result.coefficients:
         print_rows(result.coefficients, _COEFFICIENTS, chosen)
@@ -46,8 +47,6 @@ _TRAINED = make_columns(
 
 def train(options: TrainOptions, chosen: Format = Format.TABLE) -> None:
     """Fit regressors to the measured ops and models of a device; estimate uses them from then on."""
-    from gpuprof.pipeline.train import train as fit
-
     with show_progress() as show:
         result = fit(options, progress=show)
     print_rows(result.rows(), _TRAINED, chosen)
@@ -62,8 +61,6 @@ _ERRORS = make_columns(
 
 def evaluate(options: EvaluateOptions, chosen: Format = Format.TABLE) -> None:
     """Compare estimates with held-out measurements: of each architecture, or for any estimator with --estimator."""
-    from gpuprof.pipeline.train import evaluate as compare
-
     with show_progress() as show:
         result = compare(options, progress=show)
     print_rows(result.rows(), _ERRORS, chosen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -21,10 +21,9 @@ from gpuprof.cli.output import (
 )
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
-from gpuprof.pipeline.load import LoadTraffic, ServerAccess
-
-if TYPE_CHECKING:
-    from gpuprof.pipeline.load import LoadResult
+from gpuprof.pipeline.load import DEFAULT_URL, LoadResult, LoadTraffic, ServerAccess
+from gpuprof.pipeline.load import load as load_server
+from gpuprof.pipeline.verdicts import check_output
 
 _SENT = make_columns("model rate_rps:sent/s")
 _MEASURED = make_columns(
@@ -68,9 +67,6 @@ def load(
     chosen: Format = Format.TABLE,
 ) -> None:
     """Send traffic at the map's rates, or in a closed loop; print which SLOs were met, with the predictions."""
-    from gpuprof.pipeline.load import load as load_server
-    from gpuprof.pipeline.verdicts import check_output
-
     map_path, address = _split_target(target, map_file)
     says_traffic = traffic.rates_rps or traffic.concurrency or traffic.trace
     if map_path is None and not says_traffic and Path("map.json").is_file():
@@ -100,8 +96,6 @@ def load(
 
 
 def _split_target(target: str | None, map_file: Path | None) -> tuple[Path | None, str]:
-    from gpuprof.pipeline.load import DEFAULT_URL
-
     if target is None:
         return map_file, DEFAULT_URL
     if target.endswith(".json") or Path(target).is_file():

@@ -11,10 +11,13 @@ import typer
 
 from gpuprof.cli.options import MapFileArgument
 from gpuprof.cli.output import Format, make_columns, print_json, print_rows, print_text, say_note, show_progress
+from gpuprof.domain.map_sources import record_basis
 from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.plural import count_of
 from gpuprof.pipeline.check import CheckOptions
+from gpuprof.pipeline.check import check as check_map
 from gpuprof.pipeline.explain import ExplainOptions
+from gpuprof.pipeline.explain import explain as explain_model
 
 _FAULTS = make_columns("rule where times message:what_is_wrong")
 
@@ -25,9 +28,6 @@ def check(
     chosen: Format = Format.TABLE,
 ) -> None:
     """Check geometry, shares, memory, rates and SLOs of a map; exit 1 when it breaks a rule."""
-    from gpuprof.domain.map_sources import record_basis
-    from gpuprof.pipeline.check import check as check_map
-
     result = check_map(map_file, options, note=say_note)
     rows = result.rows()
     if chosen is Format.JSON:
@@ -86,8 +86,6 @@ def explain(
     For each neighbour on the same device, prints the slow-down of a batch and its source.
     With --csv, prints only the alternatives.
     """
-    from gpuprof.pipeline.explain import explain as explain_model
-
     if not model and not map_file.exists() and map_file.suffix != ".json":
         map_file, model = Path("map.json"), str(map_file)
     with show_progress() as show:

@@ -12,6 +12,8 @@ from gpuprof.cli.output import Format, make_columns, mebibytes, print_rows, say_
 from gpuprof.domain.deployment import LARGEST_BATCH
 from gpuprof.errors import InputError
 from gpuprof.pipeline.merge import MergeSettings
+from gpuprof.pipeline.merge import merge as merge_models
+from gpuprof.pipeline.merge import similarity as compare
 
 zoo = Verbs(
     help="Build standard networks as ONNX files with random weights, offline, or change a network's batch.",
@@ -86,7 +88,6 @@ _MODELS = make_columns(
 def similarity(models: NetworksArgument, chosen: Format = Format.TABLE) -> None:
     """Compare the weights of models layer by layer: the longest common submatrix of each pair (USHER §2.4)."""
     from gpuprof.merging.similarity import text_map
-    from gpuprof.pipeline.merge import similarity as compare
 
     with show_progress() as show:
         result = compare(models, progress=show)
@@ -118,8 +119,6 @@ def merge(
 
     --json lists every operator and output.
     """
-    from gpuprof.pipeline.merge import merge as merge_models
-
     merged = merge_models(models, output, settings=settings, device=device)
     say_note(*merged.notes)
     print_rows(merged.rows(), _SUMMARY, chosen)

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
 from gpuprof.cli.options import complete_policies
 from gpuprof.cli.output import Format, make_columns, print_json, print_rows, print_text, say_note, show_progress
+from gpuprof.domain.map_sources import (
+    describe_basis,
+    describe_certainty,
+    describe_sources,
+    record_basis,
+    summarize_map,
+)
 from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.plural import count_of
 from gpuprof.domain.validation import collect_distinct
-from gpuprof.pipeline.place import MapOutput
+from gpuprof.pipeline.place import MapOutput, PlaceResult
+from gpuprof.pipeline.place import place as place_models
 from gpuprof.pipeline.problem import PlanningOptions
 from gpuprof.pipeline.settings import Settings, option
-
-if TYPE_CHECKING:
-    from gpuprof.pipeline.place import PlaceResult
+from gpuprof.placement.policies import DEFAULT, make_policy
 
 _COLUMNS = make_columns(
     "node gpu device mig model share_pct turns processes batch rate_rps latency_ms:batch_ms p99_ms slo_ms "
@@ -75,9 +81,6 @@ def place(
     chosen: Format = Format.TABLE,
 ) -> None:
     """Decide which replicas run where, so that every SLO is kept at the least cost, and write the map."""
-    from gpuprof.pipeline.place import place as place_models
-    from gpuprof.placement.policies import DEFAULT, make_policy
-
     with show_progress() as show:
         result = place_models(
             demands.slo_file,
@@ -104,14 +107,6 @@ def place(
 
 def print_map(result: PlaceResult, chosen: Format) -> None:
     """Print the replicas of a map and, in a table, the predictions for the whole map."""
-    from gpuprof.domain.map_sources import (
-        describe_basis,
-        describe_certainty,
-        describe_sources,
-        record_basis,
-        summarize_map,
-    )
-
     deployment, rows = result.deployment, result.rows()
     if chosen is Format.JSON:
         print_json(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gpuprof.cli.options import ModelsArgument
 from gpuprof.cli.output import Format, make_columns, print_rows, say, say_note, show_progress
-from gpuprof.pipeline.profile import ProfileSettings, ProfileWorkloads, ReportSettings
+from gpuprof.pipeline.profile import ProfileSettings, ProfileWorkloads, ReportSettings, ingest_reports
+from gpuprof.pipeline.profile import profile as measure
 
 _COLUMNS = make_columns(
     "model dims batch share processes device latency_p50_ms latency_p99_ms throughput_rps memory_peak_bytes "
@@ -27,9 +28,6 @@ def profile(
 
     Skips rows that the database already has, and so resumes after an interruption.
     """
-    from gpuprof.pipeline.profile import ingest_reports
-    from gpuprof.pipeline.profile import profile as measure
-
     if reports.reports:
         ingested = ingest_reports(models or [], reports, workloads, settings.dims)
         say_note(*ingested.notes)

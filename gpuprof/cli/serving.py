@@ -10,7 +10,8 @@ import typer
 
 from gpuprof.cli.output import Format, make_columns, print_rows, say, say_note
 from gpuprof.domain.plural import count_of
-from gpuprof.pipeline.serve import ServeSettings
+from gpuprof.pipeline.serve import ServeSettings, run_map_server
+from gpuprof.pipeline.serve import apply as apply_map
 
 
 def serve(
@@ -20,8 +21,6 @@ def serve(
     ),
 ) -> None:
     """Serve the models of MAP over HTTP (Open Inference Protocol v2) until Ctrl-C; answer all pending requests."""
-    from gpuprof.pipeline.serve import run_map_server
-
     started = time.monotonic()
 
     def ready(url: str, models: int, workers: int) -> None:
@@ -43,6 +42,4 @@ def apply(
     chosen: Format = Format.TABLE,
 ) -> None:
     """Move the server on this machine to MAP; only changed replicas are restarted, and no request is lost."""
-    from gpuprof.pipeline.serve import apply as apply_map
-
     print_rows(apply_map(map_file, port=port).rows(), _CHANGES, chosen)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -23,11 +22,9 @@ from gpuprof.cli.output import (
 from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
-from gpuprof.pipeline.simulate import Rescheduling, ServiceSettings, SimulatedTraffic
-
-if TYPE_CHECKING:
-    from gpuprof.pipeline.simulate import SimulateResult
-    from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
+from gpuprof.pipeline.simulate import Rescheduling, ServiceSettings, SimulatedTraffic, SimulateResult
+from gpuprof.pipeline.simulate import simulate as simulate_map
+from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
 
 
 def simulate(
@@ -39,8 +36,6 @@ def simulate(
     chosen: Format = Format.TABLE,
 ) -> None:
     """Replay requests against MAP: whether each SLO is kept, goodput and p99, and why it is missed; -v prints all."""
-    from gpuprof.pipeline.simulate import simulate as simulate_map
-
     is_rescheduled = "period_s" in rescheduling.model_fields_set
     if rescheduling.policies and not is_rescheduled:
         raise InputError("--policy says how to reschedule", "add --reschedule 60s")

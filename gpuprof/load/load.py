@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 #: Load that a single client process sustains with ease: requests/s and bytes/s.
 _EASY_RPS = 1500.0
 _EASY_BYTES_PER_S = 600e6
+#: Stolen part of the CPU time above which the 99th percentile is affected.
+_STOLEN_PART = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +78,13 @@ class LoadSettings:
 
 @dataclass(frozen=True, slots=True)
 class LoadOutcome:
-    """Results by model, in the order of the streams, with the time by stage and the CPU time of the clients.
-
-    ``stolen`` is the fraction of this machine's CPU time that its hypervisor gave to other machines meanwhile, None
-    where the kernel does not report it.
-    """
+    """Results by model, in the order of the streams, with the time by stage and the CPU time of the clients."""
 
     results: list[ModelResult]
     stages: list[dict[str, object]]
     clients: int
     client_cpu_s: float = 0.0
-    stolen: float | None = None
+    disturbance: str | None = None  #: Remark on CPU time that the hypervisor gave to other machines meanwhile.
 
 
 def run_load(
@@ -100,7 +98,7 @@ def run_load(
     before = _statistics(target, streams)
     load = MachineLoad()
     results = run_clients(schedules)
-    stolen_part = load.stolen_part()
+    disturbance = load.describe_disturbance(None, _STOLEN_PART)
     try:
         after = _statistics(target, streams)
     except UnavailableError:  # an overloaded server: the client's figures are valid without the server's
@@ -115,7 +113,7 @@ def run_load(
         for position, stream in enumerate(streams)
     ]
     stages = stage_rows(schedules, results, [stream.model for stream in streams], before, after)
-    return LoadOutcome(measured, stages, len(schedules), sum(result.cpu_s for result in results), stolen_part)
+    return LoadOutcome(measured, stages, len(schedules), sum(result.cpu_s for result in results), disturbance)
 
 
 def make_requests(

@@ -96,10 +96,6 @@ class MachineLoad:
         self._cores, self._stat = tuple(cores), stat
         self._before = _read_times(stat)
 
-    def busy_cores(self) -> float | None:
-        """Return the mean number of busy cores since the beginning; None without kernel counters."""
-        return None if (ticks := self._count_ticks()) is None else ticks[0] / ticks[1] * len(self._cores)
-
     def stolen_part(self) -> float | None:
         """Return the fraction of the machine's time that was stolen since the beginning; None without counters."""
         before, after = self._before.get(_ALL), _read_times(self._stat).get(_ALL)

@@ -67,10 +67,8 @@ if TYPE_CHECKING:
 DEFAULT_URL = "http://127.0.0.1:8000"
 #: Relative error of the predicted p99 above which its cause is reported.
 FAR_OFF = 0.15
-#: Busy cores of other programs up to this number, over a time in seconds, are normal background activity.
-_BUSY_CORES, _WATCH_S = 0.25, 0.5
-#: Stolen fraction of the CPU time above which the 99th percentile is affected.
-_STOLEN_PART = 0.005
+#: Part of the cores' time taken by other programs, over a time in seconds, that is normal background activity.
+_BUSY_PART, _WATCH_S = 0.125, 0.5
 #: A rate below the capability of no machine.
 _Rate = Annotated[float, Field(gt=0.0, lt=1e7)]
 #: Each concurrent request needs a connection, and systems often allow a process 1024 open files.
@@ -140,17 +138,18 @@ class LoadTraffic(Settings):
         Raises `InputError` when no traffic is specified, a model is not in the map, a trace cannot be read, or both a
         trace and rates are given.
         """
+        duration_s = self.duration_s or LoadSettings().duration_s
         if self.concurrency:
-            return self._fill(self._make_closed(deployment, folder)), self._make_settings(self.duration_s)
-        if self.trace is None:
+            streams = self._make_closed(deployment, folder)
+        elif self.trace is None:
             streams = make_rate_streams(deployment, folder, self.rates_rps, self.rate_scale)
-            return self._fill(streams), self._make_settings(self.duration_s)
-        if self.rates_rps or self.rate_scale != 1.0:
+        elif self.rates_rps or self.rate_scale != 1.0:
             raise InputError("--trace says when requests come: --rate and --rate-scale cannot change that")
-        recorded = read_trace(Path(self.trace))
-        whole_s = recorded.span_s
-        streams = make_trace_streams(deployment, folder, recorded)
-        return self._fill(streams), self._make_settings(min(self.duration_s or whole_s, whole_s))
+        else:
+            recorded = read_trace(Path(self.trace))
+            streams = make_trace_streams(deployment, folder, recorded)
+            duration_s = min(self.duration_s or recorded.span_s, recorded.span_s)
+        return self._fill(streams), LoadSettings(duration_s, self.warmup_s, self.seed, self.arrivals)
 
     def _make_closed(self, deployment: DeploymentMap | None, folder: Path) -> list[RequestStream]:
         """Return the streams of a closed loop: for each model the number of concurrent requests."""
@@ -184,9 +183,6 @@ class LoadTraffic(Settings):
         return [
             replace(stream, data=files.get(stream.model, files.get(""))) for stream in size_streams(streams, self.dims)
         ]
-
-    def _make_settings(self, duration_s: float | None) -> LoadSettings:
-        return LoadSettings(duration_s or LoadSettings().duration_s, self.warmup_s, self.seed, self.arrivals)
 
 
 class ServerAccess(Settings):
@@ -478,7 +474,9 @@ def load(
     enough = len(schedules) <= len(allowed_cores() - cores)
     with avoiding_cores(cores if enough else ()):
         if resolved is not None and cores and resolved.planned_with.host.host_cores:
-            notes.add(*filter(None, [_describe_busy_cores()]))
+            machine = MachineLoad(allowed_cores())
+            time.sleep(_WATCH_S)
+            notes.add(*filter(None, [machine.describe_disturbance(0.0, _BUSY_PART)]))
         with report_elapsed(progress, "sending requests", settings.warmup_s + settings.duration_s):
             outcome = run_load(target, streams, settings, schedules)
     result = LoadResult(
@@ -556,20 +554,15 @@ def _list_warnings(measured: LoadResult) -> Iterator[str]:
         if result.client_is_limit:
             lag_ms = result.lag_p99_ms
             yield f"{result.model}: the client sent late (p99 {lag_ms:.1f} ms): it is part of these latencies"
-    if (remark := _describe_stolen(measured.outcome.stolen)) is not None:
-        yield f"while requests were sent, {remark}"
+    if measured.outcome.disturbance is not None:
+        yield f"{measured.outcome.disturbance}: requests then waited for milliseconds, which p99 shows first"
 
 
 @contextmanager
 def report_elapsed(progress: ProgressCallback, step: str, total_s: float) -> Iterator[None]:
     """Call ``progress`` from a background thread with the seconds since the block began, at most once a second.
 
-    Parameters
-    ----------
-    step : str
-        Description of the step.
-    total_s : float
-        Expected duration; reports of longer steps stay at this value.
+    ``total_s``: expected duration; reports of longer steps stay at this value.
     """
     # No thread without a listener: its wake-ups would disturb the measurement.
     if progress is say_nothing:
@@ -651,29 +644,6 @@ def _predict_model(outcome: ModelOutcome, requests: int, seconds: float, handove
         outcome.p99_ms,
         each * outcome.missed["refused"],
         None if service_ms is None else max(0.0, service_ms - handover_ms),
-    )
-
-
-def _describe_busy_cores() -> str | None:
-    """Return a remark on cores that other programs keep busy, after half a second; None where there are none."""
-    load = MachineLoad(allowed_cores())
-    time.sleep(_WATCH_S)
-    busy = load.busy_cores()
-    if busy is None or busy <= _BUSY_CORES:
-        return None
-    return (
-        f"something else keeps {busy:.1f} of this machine's {len(allowed_cores())} cores busy: expect longer latencies "
-        "than predicted"
-    )
-
-
-def _describe_stolen(part: float | None) -> str | None:
-    """Return a remark on the CPU time stolen by the hypervisor; None where it is negligible."""
-    if part is None or part <= _STOLEN_PART:
-        return None
-    return (
-        f"the hypervisor gave {100.0 * part:.1f}% of this machine's time to others: what was due then waited "
-        "for milliseconds, which no prediction covers and which p99 shows first"
     )
 
 

@@ -58,7 +58,7 @@ def test_an_address_alone_takes_the_map_that_is_here(
     assert main(["load", "http://127.0.0.1:1"]) == 3
     assert "nothing says what to send" in capsys.readouterr().err
     Path("map.json").write_text(json.dumps(map_of({"a": "null:4"}, [replica("a")])))
-    monkeypatch.setattr("gpuprof.pipeline.load.DEFAULT_URL", "http://127.0.0.1:1")
+    monkeypatch.setattr("gpuprof.cli.load.DEFAULT_URL", "http://127.0.0.1:1")
     for words in (["http://127.0.0.1:1"], ["map.json"], ["--map", "map.json"], []):
         assert main(["load", *words]) == 1
         assert "start one with gpuprof serve" in capsys.readouterr().err
