@@ -170,21 +170,11 @@ _RUNTIME = ("onnxruntime", "onnxruntime_onnx")
 
 @dataclass(frozen=True, slots=True)
 class TritonModel:
-    """A model of a repository that ONNX Runtime executes.
+    """A model of a repository that ONNX Runtime executes."""
 
-    Attributes
-    ----------
-    name : str
-        Name for clients.
-    file : Path
-        ONNX file of the newest version.
-    config : ModelConfig
-        Triton's protobuf message; only the name where the repository has no ``config.pbtxt``.
-    """
-
-    name: str
-    file: Path
-    config: Any
+    name: str  #: Name for clients.
+    file: Path  #: ONNX file of the newest version.
+    config: Any  #: Triton's protobuf message; only the name where the repository has no ``config.pbtxt``.
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,39 +77,22 @@ class CellRun:
 
 @dataclass(frozen=True, slots=True)
 class CellChange:
-    """Change of a cell's latency between two sides.
-
-    Attributes
-    ----------
-    before_ms, after_ms : float
-        Geometric mean of the runs' median latencies.
-    change : float
-        Relative change of the latency; 0.05: 5% slower.
-    low, high : float
-        Ends of the change's confidence interval for this cell alone, at confidence 1 - rate of false alarms.
-    smallest : float
-        Smallest slowdown detectable with probability `POWER`.
-    p_value : float
-        p-value of this cell alone.
-    verdict : ChangeVerdict
-        Verdict at the stated rate of false alarms over all cells.
-    runs : tuple of int
-        Runs on each side.
-    unstable : int
-        Runs marked unstable, both sides together.
-    """
+    """Change of a cell's latency between two sides."""
 
     key: ComparedCell
+    #: ``before_ms``, ``after_ms``: Geometric mean of the runs' median latencies.
     before_ms: float
     after_ms: float
-    change: float
+    change: float  #: Relative change of the latency; 0.05: 5% slower.
+    #: ``low``, ``high``: Ends of the change's confidence interval for this cell alone, at confidence 1 - rate of false
+    #: alarms.
     low: float | None
     high: float | None
-    smallest: float | None
-    p_value: float | None
-    verdict: ChangeVerdict
-    runs: tuple[int, int]
-    unstable: int
+    smallest: float | None  #: Smallest slowdown detectable with probability `POWER`.
+    p_value: float | None  #: p-value of this cell alone.
+    verdict: ChangeVerdict  #: Verdict at the stated rate of false alarms over all cells.
+    runs: tuple[int, int]  #: Runs on each side.
+    unstable: int  #: Runs marked unstable, both sides together.
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,29 +60,16 @@ class PrintedNumber:
 
 @dataclass(frozen=True, slots=True)
 class DrawnFigure:
-    """A figure with its results.
-
-    Attributes
-    ----------
-    name, title : str
-    header : tuple of str
-    rows : tuple of tuples as long as ``header``
-        A row for each policy; None where the policy gives no number, for which a remark states the reason.
-    numbers : tuple of PrintedNumber
-    reasons : tuple of str
-        Differences from the paper, with their reasons.
-    remarks : tuple of str
-        Policies that could not plan, with their reasons.
-    chart : Chart
-    """
+    """A figure with its results."""
 
     name: str
     title: str
     header: tuple[str, ...]
+    #: A row for each policy; None where the policy gives no number, for which a remark states the reason.
     rows: tuple[tuple[str | float | None, ...], ...]
     numbers: tuple[PrintedNumber, ...]
-    reasons: tuple[str, ...]
-    remarks: tuple[str, ...]
+    reasons: tuple[str, ...]  #: Differences from the paper, with their reasons.
+    remarks: tuple[str, ...]  #: Policies that could not plan, with their reasons.
     chart: Chart
 
 
@@ -344,25 +331,15 @@ _VARIED = ("rate", "slo", "gpus")
 
 @dataclass(frozen=True, slots=True)
 class LabSettings:
-    """Storage and execution of an experiment.
+    """Storage and execution of an experiment."""
 
-    Attributes
-    ----------
-    work : path
-        Folder for databases and ``results.jsonl``; a later run with the same cells resumes there.
-    data : path or None
-        Folder of published data, which are fetched into it unless they are there; None: ``GPUPROF_LAB_DATA``, or
-        ``published`` in ``work``.
-    jobs : int
-        Number of worker processes.
-    time_limit_s : float or None
-        Longest search of a policy; None: the scenario's.
-    """
-
+    #: Folder for databases and ``results.jsonl``; a later run with the same cells resumes there.
     work: PathArgument = "lab"
+    #: Folder of published data, which are fetched into it unless they are there; None: ``GPUPROF_LAB_DATA``, or
+    #: ``published`` in ``work``.
     data: PathArgument | None = None
-    jobs: int = 2
-    time_limit_s: float | None = None
+    jobs: int = 2  #: Number of worker processes.
+    time_limit_s: float | None = None  #: Longest search of a policy; None: the scenario's.
 
     def data_folder(self) -> Path:
         """Return the folder of published data."""
@@ -371,17 +348,10 @@ class LabSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class LabResult(Result):
-    """Outcome of each scenario by each policy.
+    """Outcome of each scenario by each policy."""
 
-    Attributes
-    ----------
-    records : tuple of dict
-        The record of each cell, as in ``results.jsonl``.
-    figures : tuple of DrawnFigure
-        Figures of the suites' papers, by those policies whose cells have all been run.
-    """
-
-    records: tuple[Record, ...]
+    records: tuple[Record, ...]  #: The record of each cell, as in ``results.jsonl``.
+    #: Figures of the suites' papers, by those policies whose cells have all been run.
     figures: tuple[DrawnFigure, ...] = ()
 
     def rows(self) -> Sequence[Mapping[str, object]]:
@@ -441,7 +411,6 @@ def run(
     seeds : int
         Seeds 0, 1, …, of policies and simulated requests.
     settings : LabSettings
-    progress : callable, optional
 
     Examples
     --------

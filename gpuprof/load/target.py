@@ -310,19 +310,12 @@ _JSON_LENGTH = b"inference-header-content-length:"
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """A later step of a chain.
-
-    Attributes
-    ----------
-    variants : sequence of sequence of TensorData
-        Random inputs, sent alternately.
-    sources : mapping of str to str
-        The output of the step before that is sent as an input, by the input's name; other inputs are random.
-    """
+    """A later step of a chain."""
 
     target: Target
     model: str
-    variants: Sequence[Sequence[TensorData]]
+    variants: Sequence[Sequence[TensorData]]  #: Random inputs, sent alternately.
+    #: The output of the step before that is sent as an input, by the input's name; other inputs are random.
     sources: Mapping[str, str]
 
     def make_request(self, answer: bytes, number: int) -> bytes:

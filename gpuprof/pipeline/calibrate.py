@@ -91,7 +91,6 @@ def calibrate(
         ONNX files, or ``"NAME=FILE"``, to measure here first.
     options : CalibrateOptions, optional
         Fields may be given as keywords instead.
-    progress : callable, optional
 
     Examples
     --------

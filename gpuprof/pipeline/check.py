@@ -98,8 +98,6 @@ def check(
     deployment : path or DeploymentMap
     options : CheckOptions, optional
         Fields may be given as keywords instead.
-    note : callable, optional
-        Called with each remark immediately.
 
     Examples
     --------

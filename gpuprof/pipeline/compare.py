@@ -72,8 +72,6 @@ def compare(
         As in `gpuprof.place`; ``time_limit_s`` limits the search of each policy.
     policies : sequence of str or Policy, optional
         Names, ``"package.module:Class"``, or policies; by default all policies.
-    progress : callable, optional
-        Called after each policy.
 
     Examples
     --------
@@ -167,8 +165,6 @@ def compare_gpus(
     policy : str or Policy
     options : PlanningOptions
         ``time_limit_s`` limits the search on each kind.
-    progress : callable, optional
-        Called after each kind.
 
     Examples
     --------
@@ -339,8 +335,6 @@ def compare_databases(
         Probability that equal sides are reported as different, over all cells.
     threshold_pct : float
         Tolerated slowdown in percent.
-    note : callable, optional
-        Called with each remark immediately.
 
     Returns
     -------

@@ -31,18 +31,10 @@ def resolve_device(
 ) -> Device:
     """Return the device called ``name``, with the rates measured in ``db``.
 
-    Raises `InputError` for an unknown device, or a device without known peak rates.
-
-    Parameters
-    ----------
-    name : str or None
-        A name of the catalogue, in common or driver spelling, of ``own_devices``, of the database, of a GPU of this
-        machine, or ``"cpu"`` for its CPU; None: the device with most measurements in the database, or this machine's
-        CPU when there are none.
-    own : mapping of str to Device, optional
-        User-defined devices, which the catalogue lacks.
-    note : callable, optional
-        Called with the chosen board where the name is ambiguous, and where ONNX Runtime here has no code for it.
+    Raises `InputError` for an unknown device, or a device without known peak rates. ``name``: a name of the catalogue,
+    in common or driver spelling, of ``own_devices``, of the database, of a GPU of this machine, or ``"cpu"`` for its
+    CPU; None: the device with most measurements in the database, or this machine's CPU when there are none; ``note``:
+    called with the chosen board where the name is ambiguous, and where ONNX Runtime here has no code for it.
     """
     from gpuprof.domain.catalogue import devices
     from gpuprof.estimators.ceilings import profiled_devices, recorded_device, with_ceilings
@@ -215,19 +207,11 @@ def load_regressors(device: Device, db: KernelDb | None, note: NoteCallback = sa
 
 
 def resolve_local_device(name: str | None, collector: str, note: NoteCallback = say_nothing) -> Device:
-    """Return this machine's device called ``name``.
+    """Return this machine's device: ``"cpu"``, ``"gpu"``, or a device's name; None: the first GPU, else the CPU.
 
     Raises `InputError` when this machine has no device of this name; `UnavailableError` when a GPU was requested and
-    there is none.
-
-    Parameters
-    ----------
-    name : str or None
-        ``"cpu"``, ``"gpu"``, or a device's name; None: the first GPU that ``collector`` can measure, else the CPU.
-    collector : str
-        As `gpuprof.profiling.collector.choose_collector` takes it.
-    note : callable, optional
-        Called with the reason why the GPU was not used.
+    there is none. ``collector``: which must be able to measure the GPU; ``note``: called with the reason why the GPU
+    was not used.
     """
     from gpuprof.machine.cpu import local_cpu
     from gpuprof.machine.gpu import local_gpus

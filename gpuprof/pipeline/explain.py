@@ -121,10 +121,6 @@ def explain(
         A model of the map; optional for a map with a single model.
     options : ExplainOptions, optional
         Fields may be given as keywords instead.
-    progress : callable, optional
-        Called for each new plan, which takes most of the time.
-    note : callable, optional
-        Called with each remark immediately.
 
     Examples
     --------

@@ -98,8 +98,6 @@ def export(
         Container image with gpuprof, for the manifests of Kubernetes and KServe.
     allow_changed : bool
         Accept model files that changed since the map was planned.
-    note : callable, optional
-        Called with each remark immediately.
 
     Examples
     --------

@@ -421,10 +421,6 @@ def load(
         Kernel database, for another estimator.
     estimator : str, optional
         Name of the estimator of the predicted times; by default the times of the map.
-    progress : callable, optional
-        Called by a background thread with the seconds of traffic so far, at most once a second.
-    note : callable, optional
-        Called with each remark immediately, except the warnings.
 
     Examples
     --------

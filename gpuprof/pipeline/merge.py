@@ -174,8 +174,6 @@ def similarity(models: Sequence[PathArgument], *, progress: ProgressCallback = s
     ----------
     models : sequence of path
         Two or more ONNX files.
-    progress : callable, optional
-        Called after each pair of models.
 
     Examples
     --------

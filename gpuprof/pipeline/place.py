@@ -194,10 +194,6 @@ def place(
         The present map: among equally good maps, the map with the fewest moved replicas is chosen.
     output : MapOutput
         Whether models are merged, and where `PlaceResult.write` writes the map.
-    progress : callable, optional
-        Called at the begin of each step.
-    note : callable, optional
-        Called with each remark immediately.
 
     Returns
     -------
@@ -326,14 +322,8 @@ def add_interval_ends(problem: Problem, policy: Policy, deployment: DeploymentMa
 
     A map with measured or interpolated times only is returned unchanged, so that it does not depend on the machine's
     speed. A map that was planned with the upper ends of all its times serves as the plan at that end, with its bound:
-    no other placement is faster there. An end without enough time is left out.
-
-    Parameters
-    ----------
-    deployment : DeploymentMap
-        The policy's map for the problem.
-    spent : Limit
-        The time limit of the plan, still running.
+    no other placement is faster there. An end without enough time is left out. ``spent``: the time limit of the plan,
+    still running.
     """
     predictions = [replica.predicted for *_, replica in deployment.places()]
     if all(prediction.latency_ms_interval is None or _is_observed(prediction) for prediction in predictions):

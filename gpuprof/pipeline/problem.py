@@ -526,15 +526,9 @@ POISSON = "poisson"
 def make_queueing(arrivals: str | None, models: Iterable[str]) -> QueueModel:
     """Return the queueing model for arrivals of a shape, at the rates of the demands.
 
-    Raises `InputError` for an unknown shape, and for a trace that is missing, unreadable or lacks a model.
-
-    Parameters
-    ----------
-    arrivals : str or None
-        As `gpuprof.domain.arrival_process.parse_arrivals` reads it, or the path of a trace; None: Poisson. A trace with
-        model names gives a shape for each model, a trace without names or with a single name gives one shape for all.
-    models : iterable of str
-        The planned models.
+    Raises `InputError` for an unknown shape, and for a trace that is missing, unreadable or lacks a planned model.
+    ``arrivals``: as `gpuprof.domain.arrival_process.parse_arrivals` reads it, or the path of a trace; None: Poisson. A
+    trace with model names gives a shape for each model, without names or with a single name one shape for all.
     """
     if arrivals is None or arrivals.strip().lower() == POISSON:
         return BatchQueue()

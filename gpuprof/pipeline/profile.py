@@ -162,8 +162,6 @@ def profile(
     workloads : ProfileWorkloads, optional
         Fields may be given as keywords instead.
     settings : ProfileSettings, optional
-    progress : callable, optional
-        Called before each workload, and once its rows are on the disk.
 
     Examples
     --------

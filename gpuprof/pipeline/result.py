@@ -29,7 +29,7 @@ class Progress:
     total: int = 0
 
 
-#: Called after each step of long work, in the thread that does the work.
+#: Called after each step of long work, in the thread that does the work; by ``load`` in a thread of its own.
 ProgressCallback = Callable[[Progress], None]
 #: Callback for a remark, called immediately; a verb's result has all remarks in its ``notes``.
 NoteCallback = Callable[[str], None]

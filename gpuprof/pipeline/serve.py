@@ -387,8 +387,6 @@ def serve(
         Relative paths of model files start at the folder of the map's file, or at the current folder.
     settings : ServeSettings
         ``ServeSettings(port=0)`` takes any free port, ``simulate=True`` does not run the models.
-    note : callable, optional
-        Called with the address of the ready server.
 
     Yields
     ------

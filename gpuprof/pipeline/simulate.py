@@ -298,10 +298,6 @@ def simulate(
         Kernel database, for rescheduling and another estimator.
     estimator : str or Estimator, optional
         Estimator of batch times; by default the times of the map.
-    progress : callable, optional
-        Called with the simulated percentage.
-    note : callable, optional
-        Called with each remark immediately.
 
     Examples
     --------

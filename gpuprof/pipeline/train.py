@@ -77,7 +77,6 @@ def train(
     ----------
     options : TrainOptions, optional
         Fields may be given as keywords instead.
-    progress : callable, optional
 
     Examples
     --------
@@ -178,8 +177,6 @@ def evaluate(
     ----------
     options : EvaluateOptions, optional
         Fields may be given as keywords instead.
-    progress : callable, optional
-        Called after each architecture.
 
     Examples
     --------
