@@ -200,18 +200,9 @@ def split_replicas(deployment: DeploymentMap) -> DeploymentMap:
 
 
 def allocate(target: str, name: str, node: Node, replicas: Mapping[str, tuple[Gpu, Partition, Replica]]) -> Allocation:
-    """Return the allocation of a node's pod.
+    """Return the allocation of the pod of ``node``, whose Deployment is called ``name``; ``target``: of `ALLOCATIONS`.
 
-    Parameters
-    ----------
-    target : str
-        One of `ALLOCATIONS`.
-    name : str
-        Name of the pod's Deployment.
-    node : Node
-        Node of the map that the pod serves.
-    replicas : mapping of str to tuple of Gpu, Partition and Replica
-        For fractional allocations: the replica of each node as the map places it, with its share.
+    ``replicas``: for fractional allocations the replica of each node as the map places it, with its share.
     """
     devices = [device for gpu in node.gpus for device in list_device_names(gpu)]
     if target == DRA:

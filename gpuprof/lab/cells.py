@@ -546,14 +546,8 @@ def split_over_replicas(times: Times, batches: Sequence[int]) -> list[Times]:
     """Split a model's requests over its replicas by the rule of the thesis's router (§4.3.3, listing 4.3).
 
     The router builds one batch at a time: a full batch, or a batch whose first request has waited 100 ms, is sent, and
-    the next batch is built for the next replica.
-
-    Parameters
-    ----------
-    times : ndarray of int64, ascending
-        Nanoseconds.
-    batches : sequence of int
-        Batch size of each replica.
+    the next batch is built for the next replica. ``times``: ascending, in nanoseconds; ``batches``: batch size of each
+    replica.
     """
     parts: list[list[int]] = [[] for _ in batches]
     replica, size, begin_ns = 0, 0, 0

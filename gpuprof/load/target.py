@@ -157,10 +157,9 @@ def requests_for(target: Target, model: str, path: str | None, seed: int, dims: 
     """Return complete HTTP requests with random tensors of one row, their sizes interleaved by frequency.
 
     Raises `GpuprofError` when the server does not have the model, the model lacks a dimension of ``dims``, or a free
-    dimension has neither a given nor a usual size.
-
-    ``path``: its ONNX file, which determines valid indices for embedding tables; None: guessed from the server's
-    metadata; ``dims``: sizes of the model's free dimensions, or their distribution, as in slo.csv.
+    dimension has neither a given nor a usual size. ``path``: its ONNX file, which determines valid indices for
+    embedding tables; None: guessed from the server's metadata; ``dims``: sizes of the model's free dimensions, or their
+    distribution, as in slo.csv.
     """
     return tuple(join_request(target, model, inputs) for inputs in random_tensors(target, model, path, seed, dims))
 

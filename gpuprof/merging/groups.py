@@ -11,7 +11,6 @@ from onnx import NodeProto
 
 from gpuprof.graph.nodes import list_captured
 from gpuprof.merging.similarity import (
-    TOLERANCE,
     CommonBlock,
     Matrix,
     Moment,
@@ -40,20 +39,20 @@ class NodeGroup:
     blocks: dict[tuple[int, int], CommonBlock] = field(default_factory=dict)
 
 
-def group_nodes(sources: Sequence[SourceModel], omega: float, tolerance: float = TOLERANCE) -> list[NodeGroup]:
+def group_nodes(sources: Sequence[SourceModel], omega: float) -> list[NodeGroup]:
     """Return groups of corresponding nodes of normalised ``sources``.
 
     Models are added in order, as in §3.4.2. Weighted operators join existing groups by the Hungarian algorithm: same
     type and attributes, same start time, similarity of at least ``omega`` to each member. Every other node joins the
     group of nodes with the same type, attributes, moment and constants, and with inputs from the same groups.
     """
-    return _Grouper(sources, omega, tolerance).run()
+    return _Grouper(sources, omega).run()
 
 
 class _Grouper:
-    def __init__(self, sources: Sequence[SourceModel], omega: float, tolerance: float) -> None:
+    def __init__(self, sources: Sequence[SourceModel], omega: float) -> None:
         self._sources = sources
-        self._omega, self._tolerance = omega, tolerance
+        self._omega = omega
         self._moments = [moments(source) for source in sources]
         self._operators = [{o.position: o for o in weighted_operators(source)} for source in sources]
         self._inputs = _input_classes(sources)
@@ -113,7 +112,6 @@ class _Grouper:
             [self._weight(earlier, groups[index].operators[earlier]) for index, _ in pairs],
             [self._weight(model, operator) for operator in operators.values()],
             [(number, places[position]) for number, (_, position) in enumerate(pairs)],
-            self._tolerance,
         )
         return {pair: blocks[number, places[pair[1]]] for number, pair in enumerate(pairs)}
 

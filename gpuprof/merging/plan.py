@@ -77,7 +77,7 @@ def make_plan(
     Steps are ordered by moment, which grows along every edge.
     """
     plan = MergePlan(sources, groups, [])
-    order = sorted(range(len(groups)), key=lambda i: (groups[i].moment.level, groups[i].moment.depth, i))
+    order = sorted(range(len(groups)), key=lambda i: (groups[i].moment, i))
     for index in order:
         group = groups[index]
         step = Step(index, tuple(sorted(group.nodes)), dict(group.nodes))

@@ -17,7 +17,7 @@ import math
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -61,16 +61,11 @@ class CommonBlock:
 
 
 def common_blocks(
-    first: Sequence[Matrix], second: Sequence[Matrix], pairs: Iterable[Pair] | None = None, tolerance: float = TOLERANCE
+    first: Sequence[Matrix], second: Sequence[Matrix], pairs: Iterable[Pair] | None = None
 ) -> dict[Pair, CommonBlock]:
-    """Return the longest common submatrix for pairs (position in ``first``, position in ``second``).
+    """Return the longest common submatrix for pairs (position in ``first``, position in ``second``), by default all.
 
-    Parameters
-    ----------
-    first, second : sequence of ndarray, shape (rows, columns)
-        Integers agree if equal; floats if they differ by at most ``tolerance``.
-    pairs : iterable of (int, int) or None
-        Pairs to compare; None: all.
+    Integers agree if equal; floats if they differ by at most `TOLERANCE`.
     """
     candidates = [(i, j) for i in range(len(first)) for j in range(len(second))] if pairs is None else list(pairs)
     entry_order: dict[int, Ints] = {}
@@ -78,22 +73,17 @@ def common_blocks(
     for i, j in candidates:
         if j not in entry_order:
             entry_order[j] = np.argsort(second[j], axis=None)
-        blocks[i, j] = _find_block(first[i], second[j], entry_order[j], tolerance)
+        blocks[i, j] = _find_block(first[i], second[j], entry_order[j])
     return blocks
 
 
-def same_entries(a: Matrix, b: Matrix, tolerance: float = TOLERANCE) -> Mask:
-    """Return the mask of agreeing entries of two matrices of equal shape; NaN never agrees.
-
-    Parameters
-    ----------
-    a, b : ndarray of shape (rows, columns)
-    """
+def same_entries(a: Matrix, b: Matrix) -> Mask:
+    """Return the mask of agreeing entries of two matrices of equal shape; NaN never agrees."""
     if a.dtype.kind in "iub" and b.dtype.kind in "iub":
         return np.equal(a, b)
     # The difference of two float32 is exact in float64, and so is the comparison.
     difference = np.subtract(a, b, dtype=np.float64)
-    return np.less_equal(np.abs(difference), tolerance)
+    return np.less_equal(np.abs(difference), TOLERANCE)
 
 
 def largest_rectangle(mask: Mask) -> tuple[int, int, int, int]:
@@ -101,10 +91,6 @@ def largest_rectangle(mask: Mask) -> tuple[int, int, int, int]:
 
     State per column, updated row by row: the height of the run of true entries above, and the left and right ends of
     the widest rectangle of that height. Each row costs a few vector operations.
-
-    Parameters
-    ----------
-    mask : ndarray of bool, shape (rows, columns)
     """
     rows, columns = mask.shape
     if mask.all():
@@ -128,14 +114,14 @@ def largest_rectangle(mask: Mask) -> tuple[int, int, int, int]:
     return best
 
 
-def _find_block(a: Matrix, b: Matrix, b_order: Ints, tolerance: float) -> CommonBlock:
+def _find_block(a: Matrix, b: Matrix, b_order: Ints) -> CommonBlock:
     if not a.size or not b.size:
         return CommonBlock(0, 0)
-    best = _block_at(a, b, 0, 0, tolerance) if a.shape == b.shape else CommonBlock(0, 0)
+    best = _block_at(a, b, 0, 0) if a.shape == b.shape else CommonBlock(0, 0)
     most_possible = min(a.shape[0], b.shape[0]) * min(a.shape[1], b.shape[1])
     if best.area == most_possible:
         return best
-    ahead, behind, is_sample = _find_equal(a, b, b_order, tolerance)
+    ahead, behind, is_sample = _find_equal(a, b, b_order)
     if len(ahead) and not best.area:
         best = CommonBlock(1, 1, *divmod(int(ahead[0]), a.shape[1]), *divmod(int(behind[0]), b.shape[1]))
     down, right = behind // b.shape[1] - ahead // a.shape[1], behind % b.shape[1] - ahead % a.shape[1]
@@ -148,20 +134,20 @@ def _find_block(a: Matrix, b: Matrix, b_order: Ints, tolerance: float) -> Common
         if votes[at] <= best.area and not is_sample:
             return best
         row, column = divmod(int(keys[at]), width)
-        block = _block_at(a, b, row - a.shape[0], column - a.shape[1], tolerance)
+        block = _block_at(a, b, row - a.shape[0], column - a.shape[1])
         best = block if block.area > best.area else best
         if best.area == most_possible:
             return best
     return replace(best, exact=not is_sample and len(order) <= most)
 
 
-def _find_equal(a: Matrix, b: Matrix, b_order: Ints, tolerance: float) -> tuple[Ints, Ints, bool]:
+def _find_equal(a: Matrix, b: Matrix, b_order: Ints) -> tuple[Ints, Ints, bool]:
     """Return the positions of equal entries in ``a`` and in ``b``, and whether these are only some of them."""
     kind = np.int64 if a.dtype.kind in "iub" and b.dtype.kind in "iub" else np.float64
     stride = -(-a.size // _MOST_LOOKED_UP)
     places = np.flatnonzero(np.arange(a.size) // _SEGMENT % stride == 0)
     queries, targets = a.ravel()[places].astype(kind), b.ravel()[b_order].astype(kind)
-    reach = 0 if kind is np.int64 else tolerance * (1.0 + 1e-6)  # no equal entry may be lost by rounding
+    reach = 0 if kind is np.int64 else TOLERANCE * (1.0 + 1e-6)  # no equal entry may be lost by rounding
     begin = np.searchsorted(targets, queries - reach)
     count = np.searchsorted(targets, queries + reach, side="right") - begin
     count[~np.isfinite(queries)] = 0
@@ -184,12 +170,12 @@ def _have_neighbours(points: Ints, columns: int) -> Mask:
     return np.isin(points, np.concatenate([points + step for step in (-1, 1, -columns, columns)]))
 
 
-def _block_at(a: Matrix, b: Matrix, down: int, right: int, tolerance: float) -> CommonBlock:
+def _block_at(a: Matrix, b: Matrix, down: int, right: int) -> CommonBlock:
     """Return the largest common block when row r of ``a`` lies on row r + down of ``b``, columns likewise."""
     row, column = max(0, -down), max(0, -right)
     part_a = a[row : b.shape[0] - down, column : b.shape[1] - right]
     part_b = b[row + down : row + down + part_a.shape[0], column + right : column + right + part_a.shape[1]]
-    top, left, rows, columns = largest_rectangle(same_entries(part_a, part_b, tolerance))
+    top, left, rows, columns = largest_rectangle(same_entries(part_a, part_b))
     if not rows:
         return CommonBlock(0, 0)
     top, left = row + top, column + left
@@ -200,8 +186,7 @@ _PRODUCTS = {"MatMul", "Gemm", "MatMulInteger", "QLinearMatMul", "Attention", "F
 _CONVOLUTIONS = {"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv"}
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """The start time of a node: number of weighted operators before it, then number of other ops since the last.
 
     The paper's start times (§3.2) come from kernel durations. Here every weighted operator takes a unit of time and
@@ -211,9 +196,6 @@ class Moment:
 
     level: int
     depth: float
-
-    def __lt__(self, moment: Moment) -> bool:
-        return (self.level, self.depth) < (moment.level, moment.depth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,9 +306,6 @@ class LayerSimilarity:
     first: str
     second: str
     kind: str  #: "conv" or "matmul".
-    #: ``first_shape``, ``second_shape``: Shapes of the weight matrices.
-    first_shape: tuple[int, int]
-    second_shape: tuple[int, int]
     block: CommonBlock  #: The longest common submatrix.
     #: 2 × entries of the block / entries of both matrices, in [0, 1]; a lower bound if the block is not exact.
     similarity: float
@@ -353,24 +332,19 @@ def block_similarity(area: int, first: int, second: int) -> float:
     return 2.0 * area / (first + second) if first + second else 0.0
 
 
-def compare_models(first: SourceModel, second: SourceModel, tolerance: float = TOLERANCE) -> ModelSimilarity:
-    """Return the weight similarity of two normalised models: convolutions with convolutions, products with products.
-
-    ``tolerance``: largest difference of weights treated as equal.
-    """
+def compare_models(first: SourceModel, second: SourceModel) -> ModelSimilarity:
+    """Return the weight similarity of two normalised models: convolutions with convolutions, products with products."""
     first_ops, second_ops = weighted_operators(first), weighted_operators(second)
     first_matrices = [weight_matrix(first, operator) for operator in first_ops]
     second_matrices = [weight_matrix(second, operator) for operator in second_ops]
     pairs = [(i, j) for i, a in enumerate(first_ops) for j, b in enumerate(second_ops) if a.kind == b.kind]
-    blocks = common_blocks(first_matrices, second_matrices, pairs, tolerance)
+    blocks = common_blocks(first_matrices, second_matrices, pairs)
     rows, columns = (number_names([operator.name for operator in side], "{} ({})") for side in (first_ops, second_ops))
     layers = [
         LayerSimilarity(
             rows[i],
             columns[j],
             first_ops[i].kind,
-            (first_matrices[i].shape[0], first_matrices[i].shape[1]),
-            (second_matrices[j].shape[0], second_matrices[j].shape[1]),
             blocks[i, j],
             block_similarity(blocks[i, j].area, first_matrices[i].size, second_matrices[j].size),
         )

@@ -394,19 +394,11 @@ def ingest_reports(
 ) -> IngestResult:
     """Append the content of reports: a run for each model, batch size and GPU with kernels.
 
-    Raises `InputError` when a report cannot be read, or more than one workload was named.
-
-    Parameters
-    ----------
-    models : sequence of str
-        Empty (the first report's name is used), or a single ONNX file, ``"NAME=FILE"``, or name.
-    reports : ReportSettings
-        By default the runs are gpuprof's own ranges, else the whole report is a single run.
-    workloads : ProfileWorkloads
-        The recorded batch size and share, by default the whole device; ``device``: a name of the catalogue or of
-        ``device_file``, by default the GPU that the reports name or describe.
-    dims : mapping of str to int or sequence of int, optional
-        Sizes of free dimensions in the recording, a single size for each.
+    Raises `InputError` when a report cannot be read, or more than one workload was named. ``models``: empty (the first
+    report's name is used), or a single ONNX file, ``"NAME=FILE"``, or name; ``reports``: by default the runs are
+    gpuprof's own ranges, else the whole report is a single run; ``workloads``: the recorded batch size and share, by
+    default the whole device, and the device, by default the GPU that the reports name or describe; ``dims``: sizes of
+    free dimensions in the recording, a single size for each.
     """
     files, runs, batches = list(reports.reports), reports.runs, workloads.batches or workloads.usual_batches
     names_batch = runs is not None and "(?P<batch>" in runs
