@@ -20,7 +20,7 @@ from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.pipeline.compare import compare as compare_policies
 from gpuprof.pipeline.compare import compare_databases, compare_gpus
 from gpuprof.pipeline.problem import PlanningOptions
-from gpuprof.pipeline.settings import Settings, option
+from gpuprof.pipeline.settings import Names, Settings, option
 from gpuprof.placement.policies import DEFAULT
 
 _SOURCE = re.compile(r"\d[\d,]* replicas? \((\S+) of the requests\) ([^;]+)")
@@ -82,23 +82,9 @@ class PolicyListOptions(Settings):
     title: ClassVar[str] = "Comparison"
 
     by: Compared = option(Compared.POLICY, "Rows to compare: policies on one fleet, or each kind of gpu alone.")
-    policies: str = option(
-        "all", "Policies by name, separated by commas, or all; with --by gpu one.", values="policies"
+    policies: Names = option(
+        (), "Policies by name, separated by commas; default: all; with --by gpu optimal.", values="policies"
     )
-
-    def names(self) -> list[str] | None:
-        """Return the names of the policies, None for all. Raises `InputError` when none is named."""
-        names = list(dict.fromkeys(name.strip() for name in self.policies.split(",") if name.strip()))
-        if not names:
-            raise InputError(f"--policies names no policy: {self.policies!r}", "name some, as in ffd,optimal, or all")
-        return None if "all" in names else names
-
-    def only_name(self) -> str:
-        """Return the policy that plans for each kind of GPU. Raises `InputError` when several are named."""
-        names = self.names() or [DEFAULT]
-        if len(names) > 1:
-            raise InputError(f"--by gpu plans by one policy but got {', '.join(names)}", f"--policies {DEFAULT}")
-        return names[0]
 
 
 class DatabaseOptions(Settings):
@@ -141,9 +127,12 @@ def compare(
     is_by_gpu = policies.by is Compared.GPU
     with show_progress() as show:
         if is_by_gpu:
-            compare_rows = partial(compare_gpus, fleet=demands.gpus or "any", policy=policies.only_name())
+            if len(policies.policies) > 1:
+                raise InputError(f"--by gpu plans by one policy but got {', '.join(policies.policies)}", "name one")
+            policy = (policies.policies or (DEFAULT,))[0]
+            compare_rows = partial(compare_gpus, fleet=demands.gpus or "any", policy=policy)
         else:
-            compare_rows = partial(compare_policies, fleet=demands.gpus, policies=policies.names())
+            compare_rows = partial(compare_policies, fleet=demands.gpus, policies=policies.policies or None)
         result = compare_rows(demands.slo_file, db=demands.db, options=rules, progress=show, note=say_note)
     rows = result.rows()
     _print(rows, _GPU_COLUMNS if is_by_gpu else _COLUMNS, chosen)

@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from gpuprof.domain.deployment import DeploymentMap
+import yaml
+
+from gpuprof.domain.deployment import DeploymentMap, Gpu
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.export.bundle import Bundle, UniqueNames, is_cpu, slug
 from gpuprof.export.kubernetes import ALLOCATIONS, kserve, kubernetes
@@ -77,21 +79,16 @@ def mig_parted(deployment: DeploymentMap) -> Bundle:
     The file holds counts of instances and not their starts: the driver places them, in general like the map. CPUs are
     left out. Raises `InputError` when the map has no GPU.
     """
-    lines = ["version: v1", "mig-configs:"]
-    names = UniqueNames()
+    names, configurations = UniqueNames(), dict[str, list[dict[str, object]]]()
     for node in deployment.nodes:
-        gpus = [gpu for gpu in node.gpus if not is_cpu(gpu)]
-        if gpus:
-            lines.append(f"  {names.add(slug(node.name))}:")
-        for gpu in gpus:
-            counts = Counter(partition.mig.profile for partition in gpu.partitions if partition.mig is not None)
-            lines.append(f"    - devices: [{gpu.index}]")
-            lines.append(f"      mig-enabled: {'true' if counts else 'false'}")
-            if counts:
-                lines.append("      mig-devices:")
-                lines += [f'        "{profile}": {count}' for profile, count in sorted(counts.items())]
-            else:
-                lines.append("      mig-devices: {}")
-    if len(lines) == 2:
+        if gpus := [gpu for gpu in node.gpus if not is_cpu(gpu)]:
+            configurations[names.add(slug(node.name))] = [_configure_gpu(gpu) for gpu in gpus]
+    if not configurations:
         raise InputError("the map has no GPU that could be cut into MIG instances", "export it to triton or json")
-    return Bundle({"mig-parted.yaml": "\n".join(lines) + "\n"})
+    document = {"version": "v1", "mig-configs": configurations}
+    return Bundle({"mig-parted.yaml": yaml.safe_dump(document, sort_keys=False)})
+
+
+def _configure_gpu(gpu: Gpu) -> dict[str, object]:
+    counts = Counter(partition.mig.profile for partition in gpu.partitions if partition.mig is not None)
+    return {"devices": [gpu.index], "mig-enabled": bool(counts), "mig-devices": dict(sorted(counts.items()))}

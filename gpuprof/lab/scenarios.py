@@ -7,7 +7,6 @@ measurements are missing, rows are computed from others, and marked so.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import re
 import shutil
@@ -48,7 +47,6 @@ from gpuprof.simulator.trace import thesis_network_ms
 
 PARVAGPU_DEVICE, IGNITER_DEVICE = "a100-80", "v100"
 _FETCH_S = 30.0
-_MIG_PROFILES = {1: "1g.10gb", 2: "2g.20gb", 3: "3g.40gb", 4: "4g.40gb", 7: "7g.80gb"}
 #: Shares in the database computed for USHER are multiples of this percentage.
 USHER_STEP_PCT = 10.0
 _USHER_KINDS = ("k80", "v100", "a100-80", "h100")
@@ -111,9 +109,10 @@ def parvagpu_demands(data: Path, number: int, copies: int = 1) -> tuple[Demand, 
         (folder / f"SLO_{name}.csv").read_text(encoding="utf-8").splitlines()[number - 1].split(",")
         for name in ("req_rate", "latency")
     )
+    models = sorted(path.stem for path in folder.glob("*.csv") if not path.stem.startswith("SLO"))
     demands = [
         Demand(model, float(rate), Slo(float(limit)))
-        for model, rate, limit in zip(_parvagpu_models(folder), rates, limits, strict=True)
+        for model, rate, limit in zip(models, rates, limits, strict=True)  # in alphabetical order
         if rate != "N/A"
     ]
     return _multiply(demands, copies)
@@ -148,13 +147,11 @@ def find_demands(suite: str, scenario: str, data: Path, copies: int = 1) -> tupl
     """
     if suite == "parvagpu":
         return parvagpu_demands(data, int(scenario[1:]), copies)
-    if suite == "igniter":
-        return listed_demands(suite, scenario, copies)
-    if copies > 1:
+    if copies > 1 and suite != "igniter":
         raise InputError(f"the services of {suite}/{scenario} cannot be multiplied", "multiply parvagpu's or igniter's")
     if suite == "usher":
         return usher_demands(read_scenarios()["suites"]["usher"]["rate_rps"])
-    return listed_demands(suite, scenario)
+    return listed_demands(suite, scenario, copies)
 
 
 def build_database(name: str, work: Path, data: Path) -> Path:
@@ -243,10 +240,15 @@ def _append(database: KernelDb, kind: str, rows: Sequence[ModelRow], notes: str)
 @cache
 def read_v100_table() -> tuple[ModelRow, ...]:
     """Return the rows of the V100 table of Elvinger's thesis (Tables 5.2, 6.5 and A.1), as they are imported."""
+    return tuple(_read_imported(Path(str(datasets() / "v100_profiles.csv"))))
+
+
+def _read_imported(path: Path) -> list[ModelRow]:
+    """Return the rows of a file, or a folder, as they are imported."""
     with TemporaryDirectory() as folder:
         database = KernelDb.create(Path(folder) / "db")
-        _import_thesis(database)
-        return tuple(read_records(database, ModelRow))
+        import_files(database, [path])
+        return read_records(database, ModelRow)
 
 
 def stretch_time_ms(model: str, batch: int, share_pct: float = 100.0) -> float:
@@ -314,44 +316,23 @@ def _slow_down(workload: WorkloadCoefficients, slower: float, power: float) -> W
     )
 
 
-def _parvagpu_models(folder: Path) -> list[str]:
-    """Return the models in alphabetical order, the order of the scenarios' columns."""
-    return sorted(path.stem for path in folder.glob("*.csv") if not path.stem.startswith("SLO"))
-
-
-def read_parvagpu_latencies(folder: Path) -> dict[Workload, float]:
-    """Return the milliseconds of a batch in one process: its size over the throughput in ParvaGPU's profiles.
-
-    The throughput has more digits than the latency, which the files round to 1 ms.
-    """
-    latency_ms = {}
-    for model in _parvagpu_models(folder):
-        for row in csv.reader((folder / f"{model}.csv").read_text(encoding="utf-8").splitlines()[1:]):
-            size, batch, processes = (int(cell) for cell in row[:3])
-            if float(row[3]) > 0.0:  # 0,0 marks workloads that exceeded the memory
-                workload = Workload(model, batch, Share(100.0, _MIG_PROFILES[size]), processes)
-                latency_ms[workload] = 1000.0 * batch / float(row[3])
-    return latency_ms
-
-
 def read_mps_latencies(folder: Path) -> dict[Workload, float]:
     """Return ms of a batch in one process under each multiple of 2.5% by MPS, from ParvaGPU's MIG instances.
 
     The throughput is interpolated linearly in the slices between the measured instances, and from 0. Only batches that
     fit the largest instance are computed.
     """
-    slices_of: defaultdict[tuple[str, int], dict[int, float]] = defaultdict(dict)
-    for workload, time in read_parvagpu_latencies(folder).items():
-        if workload.processes == 1:
-            slices = int(str(workload.share.mig).partition("g")[0])
-            slices_of[workload.model, workload.batch][slices] = 1000.0 * workload.batch / time
-    largest = {
-        model: max(max(rates) for (name, _), rates in slices_of.items() if name == model) for model, _ in slices_of
-    }
+    rates_of: defaultdict[tuple[str, int], dict[int, float]] = defaultdict(dict)
+    for row in _read_imported(folder):
+        if row.processes == 1 and row.throughput_rps:
+            rates_of[row.model, row.batch][int(str(row.mig_profile).partition("g")[0])] = row.throughput_rps
+    largest: defaultdict[str, int] = defaultdict(int)
+    for (model, _), rates in rates_of.items():
+        largest[model] = max(largest[model], *rates)
     shares = [SHARE_STEP * number for number in range(1, round(100.0 / SHARE_STEP) + 1)]
     return {
         Workload(model, batch, Share(pct)): 1000.0 * batch / _rate_at(rates, pct / 100.0 * largest[model])
-        for (model, batch), rates in slices_of.items()
+        for (model, batch), rates in rates_of.items()
         if largest[model] in rates
         for pct in shares
     }

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import model_validator
 
 from gpuprof.domain.arrival_process import ArrivalProcess
 from gpuprof.domain.deployment import DeploymentMap
@@ -19,7 +19,7 @@ from gpuprof.pipeline.arguments import MapArgument, PathArgument, locate_files, 
 from gpuprof.pipeline.problem import plan_map
 from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem, time_map_by
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
-from gpuprof.pipeline.settings import ARRIVALS, Settings, option
+from gpuprof.pipeline.settings import ARRIVALS, Names, Settings, option
 from gpuprof.pipeline.verdicts import SloVerdict, require_kept, write_results
 from gpuprof.placement.policies import make_policy
 from gpuprof.rules.host_work import host_work_of_plan
@@ -52,16 +52,6 @@ _CAUSES = {
     "full": "refused, since the queue was full",
     "failed": "lost to a failure",
 }
-
-
-def _read_names(value: object) -> object:
-    """Return names separated by commas; other values unchanged. Raises `InputError` for a text without names."""
-    if not isinstance(value, str):
-        return value
-    names = tuple(name.strip() for name in value.split(",") if name.strip())
-    if not names:
-        raise InputError(f"--policy names no policy but is {value!r}", "write names with commas, as in optimal,usher")
-    return names
 
 
 class SimulatedTraffic(Settings):
@@ -159,7 +149,7 @@ class Rescheduling(Settings):
         unit="s",
         unset=True,
     )
-    policies: Annotated[tuple[str, ...], BeforeValidator(_read_names)] = option(
+    policies: Names = option(
         (),
         "Policy of --reschedule; several, separated by commas, are compared; default: the map's.",
         "--policy",

@@ -39,19 +39,11 @@ MAP = to_map(
 
 
 def test_mig_parted_gets_a_configuration_for_each_node() -> None:
-    assert export(MAP, "mig-parted").files == {
-        "mig-parted.yaml": """version: v1
-mig-configs:
-  node0:
-    - devices: [0]
-      mig-enabled: true
-      mig-devices:
-        "3g.40gb": 2
-  node1:
-    - devices: [0]
-      mig-enabled: false
-      mig-devices: {}
-"""
+    (text,) = export(MAP, "mig-parted").files.values()
+    assert text.startswith("version: v1\nmig-configs:\n")
+    assert yaml.safe_load(text)["mig-configs"] == {
+        "node0": [{"devices": [0], "mig-enabled": True, "mig-devices": {"3g.40gb": 2}}],
+        "node1": [{"devices": [0], "mig-enabled": False, "mig-devices": {}}],
     }
 
 
