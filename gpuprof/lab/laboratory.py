@@ -119,37 +119,37 @@ class PaperFigure:
 
     def draw(self, records: Mapping[tuple[str, str], Record]) -> DrawnFigure:
         """Return the figure with the records of its cells."""
-        table = self.table
-        measures, factors = dict(table["measures"]), table.get("factors", {})
+        table, measures = self.table, dict(self.table["measures"])
         hidden = set(table.get("hidden", ()))
         shown = [column for column in self.columns if column not in hidden]
-        heads = [
-            (column, label, measures[label], float(factors.get(label, 1.0))) for column in shown for label in measures
-        ]
+        heads = [(column, label) for column in shown for label in measures]
         rows = tuple(
-            (
-                policy,
-                *(_scale(read_field(records[policy, column], field), factor) for column, _, field, factor in heads),
-            )
+            (policy, *(self._read(records[policy, column], measures[label]) for column, label in heads))
             for policy in self.policies
         )
         numbers = tuple(self._compare(fact, records, shown) for fact in table["facts"])
         first_label, first_field = next(iter(measures.items()))
-        factor = float(factors.get(first_label, 1.0))
         drawn = {
-            policy: [_number(_scale(read_field(records[policy, column], first_field), factor)) for column in shown]
+            policy: [_number(self._read(records[policy, column], first_field)) for column in shown]
             for policy in self.policies
         }
         return DrawnFigure(
             name=self.name,
             title=table["title"],
-            header=("policy", *(_name_column(column, label, shown, measures) for column, label, *_ in heads)),
+            header=("policy", *(_name_column(*head, shown, measures) for head in heads)),
             rows=rows,
             numbers=numbers,
             reasons=tuple(table["why"]),
             remarks=tuple(dict.fromkeys(_list_remarks(records))),
             chart=self._make_chart(shown, drawn | self._printed_series(first_field, shown), first_label),
         )
+
+    def _read(self, record: Record, field: str) -> str | float | None:
+        """Return a field of a record, times the factor of its measure; of the first where the field is no measure."""
+        labels = {name: label for label, name in reversed(self.table["measures"].items())}
+        label = labels.get(field, next(iter(self.table["measures"])))
+        value, factor = read_field(record, field), float(self.table.get("factors", {}).get(label, 1.0))
+        return value * factor if isinstance(value, int | float) and factor != 1.0 else value
 
     def _printed_series(self, field: str, shown: Sequence[str]) -> dict[str, list[float | None]]:
         """Return the printed values of the drawn measure by policy, from single cells only."""
@@ -181,13 +181,10 @@ class PaperFigure:
     ) -> PrintedNumber:
         printed = fact["printed"]
         low, high = printed if isinstance(printed, list) else (printed, printed)
-        default_label, default_field = next(iter(self.table["measures"].items()))
-        field = fact.get("measure", default_field)
-        by_field = {name: label for label, name in self.table["measures"].items()}
-        factor = float(self.table.get("factors", {}).get(by_field.get(field, default_label), 1.0))
+        field = fact.get("measure", next(iter(self.table["measures"].values())))
 
         def value(policy: str, column: str) -> float | None:
-            return _number(_scale(read_field(records.get((policy, column), {}), field), factor))
+            return _number(self._read(records.get((policy, column), {}), field))
 
         at = fact.get("at", list(shown))
         columns = [at] if isinstance(at, str) else at
@@ -285,10 +282,6 @@ def _is_number(text: object) -> bool:
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
-
-
-def _scale(value: str | float | None, factor: float) -> str | float | None:
-    return value * factor if isinstance(value, int | float) and factor != 1.0 else value
 
 
 _Values = Sequence[float | None]
@@ -559,9 +552,8 @@ def _make_suite_section(suite: str, records: Sequence[Record]) -> Section:
             series = {name: [values.get(group) for group in groups] for name, values in by_policy.items()}
             bars = group_bars(groups, series, unit)
             charts.append(Chart(f"{suite}: {unit}", Axis("scenario", names=groups), Axis(unit), boxes=bars))
-    rows = [{name: record.get(name) for name in COLUMNS} for record in records]
-    shown = [name for name in COLUMNS if any(row[name] not in (None, "") for row in rows)]
-    table = Table(tuple(shown), tuple(tuple(_text(row[name]) for name in shown) for row in rows))
+    shown = [name for name in COLUMNS if any(record.get(name) not in (None, "") for record in records)]
+    table = Table(tuple(shown), tuple(tuple(_text(record.get(name)) for name in shown) for record in records))
     text = f"{len(records)} cells; goodput and lateness are simulated, devices and cost are those of the maps."
     return Section(suite, text, tuple(charts), table, "simulated")
 

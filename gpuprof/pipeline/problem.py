@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
@@ -43,7 +43,6 @@ from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.graph.file import read_onnx
 from gpuprof.graph.load import read_fixed_batch
 from gpuprof.graph.served_interface import find_uncarried
-from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.store import COPIES, KernelDb
 from gpuprof.pipeline.arguments import (
     DemandsArgument,
@@ -409,22 +408,13 @@ def _require_free_batch(path: Path) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _RecordedFile:
-    run_id: str
-    model: str
-    model_path: str | None
-    model_sha256: str | None
-
-
 def _find_files(database: KernelDb | None, graphs: dict[str, Path]) -> dict[str, ModelFile]:
-
-    files = {}
-    rows = [] if database is None else read_records(database, _RecordedFile, table="models")
+    files, columns = {}, ("run_id", "model", "model_path", "model_sha256")
+    rows = [] if database is None else database.read_table("models", columns).to_pylist()
     # Sorted by time: the last file measured under a name is used.
-    for row in sorted(rows, key=lambda row: row.run_id):
-        if row.model_path:
-            files[row.model] = ModelFile(row.model_path, row.model_sha256)
+    for row in sorted(rows, key=lambda row: str(row["run_id"])):
+        if row["model_path"]:
+            files[row["model"]] = ModelFile(row["model_path"], row["model_sha256"])
     for name, path in graphs.items():
         files[name] = ModelFile(str(path), read_onnx(path).sha256)
     return files

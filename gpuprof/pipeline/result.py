@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
+
+from gpuprof.domain.number_format import number_formatter
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,12 +100,6 @@ class Result(ABC):
         frame = self.to_frame().dropna(axis="columns", how="all").astype(object)
         if frame.empty:
             return f"<p>no rows</p>{notes}"
-        return f"{frame.where(frame.notna(), '–').map(_shorten).to_html(index=False)}{notes}"
-
-
-def _shorten(value: object) -> object:
-    """Return a fraction as text with four digits; other values unchanged."""
-    if not isinstance(value, float) or not math.isfinite(value):
-        return value
-    decimals = 3 - math.floor(math.log10(abs(value))) if value else 0
-    return f"{value:,.{max(0, decimals)}f}"
+        show = number_formatter(4)
+        frame = frame.where(frame.notna(), "–").map(lambda value: show(value) if isinstance(value, float) else value)
+        return f"{frame.to_html(index=False)}{notes}"

@@ -21,14 +21,7 @@ from gpuprof.pipeline.result import NoteCallback, say_nothing
 from gpuprof.rules.host_work import BUSY_RPS, CALM_RPS, NO_HOST_WORK, HostWork
 
 _COLLECTOR = "serving"
-
-
-@dataclass(frozen=True, slots=True)
-class _RequestInputs:
-    model: str
-    batch: int
-    input_bytes: int | None
-    dims: str | None
+_REQUEST_COLUMNS = ("model", "batch", "input_bytes", "dims")
 
 
 def measure_serving(database: KernelDb, device: Device, note: NoteCallback = say_nothing) -> None:
@@ -98,9 +91,9 @@ def serving_work(database: KernelDb | None, device: Device, rates_rps: Mapping[s
 def _read_request_mib(database: KernelDb, device: str, models: Iterable[str]) -> dict[str, float]:
     """Return the MiB of tensors in a request of each model, where known."""
     sizes: dict[str, float] = {}
-    for row in read_records(database, _RequestInputs, {"device": device}, table="models"):
-        for name in {row.model, model_at_dims(row.model, row.dims)} if row.input_bytes else ():
-            sizes[name] = max(sizes.get(name, 0.0), (row.input_bytes or 0) / row.batch / (1 << 20))
+    for row in database.read_table("models", _REQUEST_COLUMNS, {"device": device}).to_pylist():
+        for name in {row["model"], model_at_dims(row["model"], row["dims"])} if row["input_bytes"] else ():
+            sizes[name] = max(sizes.get(name, 0.0), row["input_bytes"] / row["batch"] / (1 << 20))
     mib = {}
     for model in models:
         parts = [(sizes.get(name, sizes.get(split_name(name)[0])), part) for name, part in name_parts(model)]
