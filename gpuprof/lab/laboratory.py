@@ -403,7 +403,6 @@ def run(
         ``rate=0.5..2`` (five values), ``slo=0.8,1,1.2``, ``gpus=1..6``: each scenario under each combination.
     seeds : int
         Seeds 0, 1, …, of policies and simulated requests.
-    settings : LabSettings
 
     Examples
     --------

@@ -32,7 +32,6 @@ class CalibrateResult(Result):
 
     Attributes
     ----------
-    device : str
     coefficients : tuple of mapping
         iGniter's coefficients of a GPU and its models, or of each network measured by ``quick`` the median of measured
         over predicted times: their owner, name, value and unit.

@@ -95,7 +95,6 @@ def check(
 
     Parameters
     ----------
-    deployment : path or DeploymentMap
     options : CheckOptions, optional
         Fields may be given as keywords instead.
 

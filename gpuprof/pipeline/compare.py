@@ -162,7 +162,6 @@ def compare_gpus(
     ----------
     demands, fleet, db, note
         As in `gpuprof.place`; ``"any"`` stands for every device with a price.
-    policy : str or Policy
     options : PlanningOptions
         ``time_limit_s`` limits the search on each kind.
 
@@ -204,7 +203,6 @@ class CompareDatabasesResult(Result):
     ----------
     before, after : str
         Names of the sides.
-    changes : tuple of CellChange
     ops : mapping of ComparedCell to tuple of OpChange
         Kernels or ops with the largest changes, for the cells that differ.
     threshold_pct : float

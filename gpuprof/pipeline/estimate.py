@@ -89,7 +89,6 @@ class EstimateResult(Result):
 
     Attributes
     ----------
-    estimates : tuple of Estimate
     beside : tuple of Workload
         Assumed neighbours on the device.
     """

@@ -116,7 +116,6 @@ def explain(
 
     Parameters
     ----------
-    deployment : path or DeploymentMap
     model : str
         A model of the map; optional for a map with a single model.
     options : ExplainOptions, optional

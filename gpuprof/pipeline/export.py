@@ -89,7 +89,6 @@ def export(
 
     Parameters
     ----------
-    deployment : path or DeploymentMap
     to : str, optional
         ``"json"``, ``"mig-parted"``, ``"triton"``, ``"k8s"``, ``"k8s-dra"``, ``"k8s-kai"``, ``"k8s-hami"``,
         ``"kserve"``, ``"ray-serve"`` or ``"envoy"``; by default

@@ -298,7 +298,6 @@ class LoadResult(Result):
 
     Attributes
     ----------
-    outcome : LoadOutcome
     predictions : mapping of str to LoadPrediction
         By model; empty without a map, and for a closed loop.
     warnings : tuple of str
@@ -416,7 +415,6 @@ def load(
         The server's map: rates, SLOs, predictions.
     traffic : LoadTraffic
         The map's rates for 20 s unless given.
-    access : ServerAccess
     db : path, optional
         Kernel database, for another estimator.
     estimator : str, optional

@@ -75,7 +75,6 @@ def merge(
         Two or more ONNX files.
     output : path
         File to write; a second group of mergeable models goes to ``NAME-2.onnx``, and so on.
-    settings : MergeSettings, optional
     device : str, optional
         Device for the predicted gain.
 

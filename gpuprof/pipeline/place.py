@@ -84,8 +84,6 @@ class PlaceResult(Result):
     ----------
     deployment : DeploymentMap
         Its ``unplaced`` lists the demands that it does not serve.
-    problem : Problem
-    output : MapOutput
     """
 
     deployment: DeploymentMap
@@ -189,7 +187,6 @@ def place(
         Kernel database; ``GPUPROF_DB`` or ``./gpuprof-db`` unless given.
     policy : str or Policy
         A name from `gpuprof.placement.policies`, ``"package.module:Class"``, or a policy.
-    options : PlanningOptions
     previous : path or DeploymentMap, optional
         The present map: among equally good maps, the map with the fewest moved replicas is chosen.
     output : MapOutput

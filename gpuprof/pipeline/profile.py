@@ -161,7 +161,6 @@ def profile(
         ONNX files, or ``"NAME=FILE"``.
     workloads : ProfileWorkloads, optional
         Fields may be given as keywords instead.
-    settings : ProfileSettings, optional
 
     Examples
     --------
@@ -342,7 +341,6 @@ class ProfileResult(Result):
         Reasons for failed measurements, one for each workload.
     unstable : tuple of str
         Workloads whose times vary too much to be trusted.
-    database : Path
     lost : tuple of str
         Reasons for missing kernel counters that were requested, each reason once.
     """

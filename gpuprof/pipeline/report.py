@@ -26,7 +26,6 @@ class ReportResult(Result):
 
     Attributes
     ----------
-    page : Path
     sections : tuple of Section
         Sections of the page.
     """

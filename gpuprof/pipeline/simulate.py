@@ -278,10 +278,8 @@ def simulate(
 
     Parameters
     ----------
-    deployment : path or DeploymentMap
     traffic : SimulatedTraffic
         By default the map's rates for 60 s.
-    service : ServiceSettings
     rescheduling : Rescheduling, optional
         Rules for changing the map with the load; by default the map does not change.
     db : path, optional

@@ -50,7 +50,6 @@ def record_trace(
     arrivals : str
         ``"constant"``, ``"poisson"``, ``"gamma:SCV"``, ``"bursts:RATIO,BURST,CALM"``, ``"diurnal:PEAK,PERIOD"``: as
         `gpuprof.domain.arrival_process.parse_arrivals` reads it.
-    duration_s : float
     seed : int
         Same seed, same trace.
 
@@ -72,7 +71,6 @@ def read_azure_trace(path: PathArgument, names: Sequence[str], *, seed: Seed = 0
 
     Parameters
     ----------
-    path : path
     names : sequence of str
         Names of models for the functions, the busiest first.
     seed : int

@@ -37,7 +37,6 @@ class TrainResult(Result):
 
     Attributes
     ----------
-    device : str
     architectures, ops, points : int
         Networks, distinct ops, and models at a batch size, in the training set.
     latency_factor, memory_factor, creq_factor : float or None
