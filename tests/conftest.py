@@ -17,6 +17,10 @@ settings.register_profile(
 )
 settings.load_profile("unhurried")
 
+# No test, and no program that one starts, reads or writes a database of the user.
+for _variable in ("GPUPROF_DB", "SOURCE_DATE_EPOCH"):
+    os.environ.pop(_variable, None)
+
 #: What `make check FAST=1` gives pytest.
 QUICK = "not slow and not flaky"
 

@@ -22,7 +22,6 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"),
 @pytest.mark.timeout(900)
 def test_the_blocks_of_the_page_run_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GPUPROF_DB", raising=False)
     world: dict[str, Any] = {}
     for block in BLOCKS:
         exec(compile(block, str(PAGE), "exec"), world)

@@ -44,7 +44,6 @@ def test_the_notebooks_are_these_three_and_hold_no_output() -> None:
 @pytest.fixture(autouse=True)
 def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GPUPROF_DB", raising=False)
 
 
 @measures_in_real_time

@@ -37,8 +37,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     database(tmp_path / "gpuprof-db", rows)
     (tmp_path / "slo.csv").write_text(SOUND)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GPUPROF_DB", raising=False)
-    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
     return tmp_path
 
 

@@ -32,8 +32,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         save(finetune_model(base, 0.7, seed), tmp_path, f"tuned-{name}")
     save(residual(), tmp_path, "image")
     monkeypatch.chdir(tmp_path)
-    for variable in ("GPUPROF_DB", "SOURCE_DATE_EPOCH"):
-        monkeypatch.delenv(variable, raising=False)
     return tmp_path
 
 

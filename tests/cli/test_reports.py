@@ -18,7 +18,6 @@ pytestmark = measures_in_real_time
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GPUPROF_DB", raising=False)
     two_runs().write(tmp_path / "net.sqlite")
     counted = [kernel(f"k{i % 2}(float*)", "50", 80 + i) for i in range(3)]
     (tmp_path / "net.csv").write_text(raw_csv(counted))

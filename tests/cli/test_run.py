@@ -38,7 +38,6 @@ DOCS = Path(__file__).parents[2] / "docs"
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GPUPROF_DB", raising=False)
     assert main(["zoo", "build", "random_mlp", "-o", "net.onnx"]) == 0
     Path("plan.yaml").write_text(PLAN)
     return tmp_path

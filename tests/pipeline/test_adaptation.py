@@ -45,7 +45,6 @@ def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeploymentMap:
     (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\nnet,20,200\n")
     write_mlp(tmp_path / "net.onnx")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GPUPROF_DB", raising=False)
     assert main(["place", "--max-batch", "1"]) == 0
     return read_map(tmp_path / "map.json")
 

@@ -26,7 +26,6 @@ from tests.small_models import write_model
 @pytest.fixture
 def mlp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GPUPROF_DB", raising=False)
     return write_mlp(tmp_path / "mlp.onnx")
 
 

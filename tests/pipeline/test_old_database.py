@@ -22,7 +22,6 @@ DEVICE = "cpu-intel-xeon-4c"
 def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(OLD / "gpuprof-db", tmp_path / "gpuprof-db")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GPUPROF_DB", raising=False)
     machine = Device("cpu-of-another-machine", "cpu", 2, 1000.0, {}, 1, 1.0, 1)
     monkeypatch.setattr("gpuprof.machine.cpu.local_cpu", lambda: machine)
     return tmp_path / "gpuprof-db"

@@ -38,8 +38,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     database(tmp_path / "gpuprof-db", rows)
     (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\na,40,80\nb,20,60\n")
     monkeypatch.chdir(tmp_path)
-    for variable in ("GPUPROF_DB", "SOURCE_DATE_EPOCH"):
-        monkeypatch.delenv(variable, raising=False)
     return tmp_path
 
 

@@ -195,7 +195,6 @@ def map_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).mkdir()
     write_text_model(tmp_path / "models/text.onnx", 64)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GPUPROF_DB", raising=False)
     (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms,dims\nmodels/text.onnx,200,50,seq=32\n")
     gpuprof.place("slo.csv", fleet="v100:2").write("maps/map.json")
     monkeypatch.chdir(tmp_path / "elsewhere")

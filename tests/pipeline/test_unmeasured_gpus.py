@@ -29,7 +29,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\nmlp.onnx,100,20\n")
     (tmp_path / "own.toml").write_text(BOARD)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GPUPROF_DB", raising=False)
     return tmp_path
 
 

@@ -45,7 +45,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     noisy = replace(ROW, run_id="r2", model="noisy", stable=False, latency_std_ms=4.0)
     write(tmp_path / "gpuprof-db", ROW, noisy)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GPUPROF_DB", raising=False)
     return tmp_path
 
 

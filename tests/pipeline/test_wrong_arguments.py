@@ -200,8 +200,7 @@ def _examples(name: str) -> list[doctest.DocTest]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[measures_in_real_time] if name in _MEASURING else []) for name in _MODULES]
 )
-def test_the_examples_of_a_verb_do_what_they_show(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GPUPROF_DB", raising=False)
+def test_the_examples_of_a_verb_do_what_they_show(name: str) -> None:
     runner = doctest.DocTestRunner()
     for example in _examples(name):
         runner.run(example)

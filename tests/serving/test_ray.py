@@ -118,7 +118,6 @@ def test_in_a_cluster_too_the_map_follows_the_load(
     KernelDb.create(tmp_path / "gpuprof-db").append(Run(run, models=rows))
     (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\nnet,20,400\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GPUPROF_DB", raising=False)
     assert main(["place", "-o", "first.json", "--max-batch", "1"]) == 0
     document = json.loads((tmp_path / "first.json").read_text())
     document["nodes"][0]["name"] = "one"

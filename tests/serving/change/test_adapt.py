@@ -158,7 +158,6 @@ def place_on(folder: Path, monkeypatch: pytest.MonkeyPatch, gpus: str, table: st
     KernelDb.create(folder / "gpuprof-db").append(Run(run, models=rows))
     (folder / "slo.csv").write_text(table)
     monkeypatch.chdir(folder)
-    monkeypatch.delenv("GPUPROF_DB", raising=False)
     assert main(["place", "-o", "first.json", "--gpus", gpus, "--max-batch", "1"]) == 0
 
 
