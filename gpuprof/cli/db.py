@@ -35,8 +35,7 @@ def list_models(db: DbOption = DEFAULT_DB, chosen: Format = Format.TABLE) -> Non
 @app.command(short_help="Run an SQL query on the tables.")
 def sql(
     statement: Annotated[
-        str,
-        typer.Argument(help="SQL of DuckDB; tables: runs, devices, models, ops, kernels, colocations."),
+        str, typer.Argument(help="SQL of DuckDB; tables: runs, devices, models, ops, kernels, colocations.")
     ],
     db: DbOption = DEFAULT_DB,
     chosen: Format = Format.TABLE,

@@ -18,11 +18,7 @@ _RANKED = make_columns(
 )
 
 
-def calibrate(
-    options: CalibrateOptions,
-    models: ModelsArgument = None,
-    chosen: Format = Format.TABLE,
-) -> None:
+def calibrate(options: CalibrateOptions, models: ModelsArgument = None, chosen: Format = Format.TABLE) -> None:
     """Fit the interference of workloads on a device, for estimates with neighbours.
 
     First measures missing co-locations of MODELs: on a GPU iGniter's eleven configurations and several copies, on a
@@ -41,7 +37,7 @@ def calibrate(
 
 _TRAINED = make_columns(
     "device architectures ops points:models_×_batches latency_factor:latency_within_×/÷ "
-    "memory_factor:memory_within_×/÷ creq_factor:Creq_within_×/÷",
+    "memory_factor:memory_within_×/÷ creq_factor:Creq_within_×/÷"
 )
 
 
@@ -55,7 +51,7 @@ def train(options: TrainOptions, chosen: Format = Format.TABLE) -> None:
 
 _ERRORS = make_columns(
     "setting:left_out quantity predictor architecture count:figures mean_pct:mean_error_% median_pct p95_pct "
-    "coverage_pct:inside_90%_interval,_%",
+    "coverage_pct:inside_90%_interval,_%"
 )
 
 

@@ -21,7 +21,7 @@ app = Verbs(help="Run scheduling experiments: papers' scenarios and figures, any
 
 _COLUMNS = make_columns(
     "suite scenario rate:rate_× slo:SLO_× gpus_varied:devices policy estimator seed gpus cost_per_hour "
-    "planned_rps goodput_rps:simulated/s in_time_pct late_count:late broken_rules milliseconds:ms",
+    "planned_rps goodput_rps:simulated/s in_time_pct late_count:late broken_rules milliseconds:ms"
 )
 _NUMBERS = make_columns("number where printed here verdict")
 

@@ -28,12 +28,12 @@ from gpuprof.pipeline.verdicts import check_output
 _SENT = make_columns("model rate_rps:sent/s")
 _MEASURED = make_columns(
     "goodput_rps predicted_goodput_rps goodput_rps_error p50_ms predicted_p50_ms p50_ms_error p95_ms "
-    "predicted_p95_ms p95_ms_error p99_ms predicted_p99_ms p99_ms_error slo_ms",
+    "predicted_p95_ms p95_ms_error p99_ms predicted_p99_ms p99_ms_error slo_ms"
 )
 _NOT_ANSWERED = make_columns("refused predicted_refused failed lost:no_answer")
 _PERCENTILE_COLUMNS = make_columns(
     "model answered:requests p50_ms p50_low_ms:95%_from p50_high_ms:to p95_ms p95_low_ms:95%_from p95_high_ms:to "
-    "p99_ms p99_low_ms:95%_from p99_high_ms:to",
+    "p99_ms p99_low_ms:95%_from p99_high_ms:to"
 )
 _STAGE_COLUMNS = make_columns(
     "model router_ms:network_and_router_ms network_ms:of_it_network queue_ms gather_ms infer_ms:model_ms "
@@ -42,7 +42,7 @@ _STAGE_COLUMNS = make_columns(
 )
 _SLOWEST_COLUMNS = make_columns(
     "model slowest_ms:latency_ms slowest_late_ms:sent_late_ms slowest_network_ms:network_ms "
-    "slowest_router_ms:router_ms slowest_queue_ms:queue_ms slowest_infer_ms:model_ms",
+    "slowest_router_ms:router_ms slowest_queue_ms:queue_ms slowest_infer_ms:model_ms"
 )
 
 

@@ -22,11 +22,7 @@ from gpuprof.pipeline.explain import explain as explain_model
 _FAULTS = make_columns("rule where times message:what_is_wrong")
 
 
-def check(
-    options: CheckOptions,
-    map_file: MapFileArgument = Path("map.json"),
-    chosen: Format = Format.TABLE,
-) -> None:
+def check(options: CheckOptions, map_file: MapFileArgument = Path("map.json"), chosen: Format = Format.TABLE) -> None:
     """Check geometry, shares, memory, rates and SLOs of a map; exit 1 when it breaks a rule."""
     result = check_map(map_file, options, note=say_note)
     rows = result.rows()
@@ -59,12 +55,12 @@ def group_equal(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]
 
 _ALTERNATIVES = make_columns(
     "device share batch processes capacity_rps:serves_req/s tail_ms:percentile_ms replicas:needed cost "
-    "chosen:in_the_map source",
+    "chosen:in_the_map source"
 )
 _PLACES = make_columns("where:stands_on share batch rate_rps beside free_pct")
 _NEIGHBOURS = make_columns(
     "where:stands_on share batch neighbour added_ms:adds_ms added_pct:adds_% alone_ms beside_ms:beside_all_ms "
-    "interval:90%_interval basis:known_from",
+    "interval:90%_interval basis:known_from"
 )
 _WHAT_IFS = make_columns("change:demand gpus:devices shares:replicas missing_rps:not_served/s")
 
@@ -75,8 +71,7 @@ def explain(
     model: Annotated[
         str,
         typer.Argument(
-            help="Model of the map; may stand alone, without MAP; default: its only model.",
-            show_default=False,
+            help="Model of the map; may stand alone, without MAP; default: its only model.", show_default=False
         ),
     ] = "",
     chosen: Format = Format.TABLE,

@@ -15,13 +15,10 @@ from gpuprof.pipeline.merge import MergeSettings
 from gpuprof.pipeline.merge import merge as merge_models
 from gpuprof.pipeline.merge import similarity as compare
 
-zoo = Verbs(
-    help="Build standard networks as ONNX files with random weights, offline, or change a network's batch.",
-)
+zoo = Verbs(help="Build standard networks as ONNX files with random weights, offline, or change a network's batch.")
 
 _NETWORKS = make_columns(
-    "name origin parameters input:input_of_one_item needs",
-    {"input": lambda value: str(value).replace("[batch, ", "[")},
+    "name origin parameters input:input_of_one_item needs", {"input": lambda value: str(value).replace("[batch, ", "[")}
 )
 
 Output = Annotated[Path | None, output_option("File to write.", show_default=False)]

@@ -363,7 +363,7 @@ def _replace_non_finite(value: object) -> object:
 
 
 _VERDICTS = make_columns(
-    "model verdict:SLO in_time_pct latency_ms:p99_ms predicted_ms slo_ms rate_rps:sent/s goodput_rps",
+    "model verdict:SLO in_time_pct latency_ms:p99_ms predicted_ms slo_ms rate_rps:sent/s goodput_rps"
 )
 
 
@@ -375,11 +375,7 @@ class VerdictOptions(Settings):
     db: Path | None = option(None, "Kernel database, for another estimator.")
     estimator: str | None = option(None, "Estimator of the predicted times; default: the times in the map.")
     output: Path | None = option(
-        None,
-        "File to write to, too: results as .json, verdicts as .md or JUnit's .xml.",
-        "-o",
-        "--output",
-        output=True,
+        None, "File to write to, too: results as .json, verdicts as .md or JUnit's .xml.", "-o", "--output", output=True
     )
     verbose: bool = option(False, "Print all tables and remarks.", "--verbose", "-v")
     no_fail: bool = option(False, "Exit with code 0 even when an SLO was missed.")

@@ -10,13 +10,7 @@ import typer
 
 from gpuprof.cli.options import complete_policies
 from gpuprof.cli.output import Format, make_columns, print_json, print_rows, print_text, say_note, show_progress
-from gpuprof.domain.map_sources import (
-    describe_basis,
-    describe_certainty,
-    describe_sources,
-    record_basis,
-    summarize_map,
-)
+from gpuprof.domain.map_sources import describe_basis, describe_certainty, describe_sources, record_basis, summarize_map
 from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.plural import count_of
 from gpuprof.domain.validation import collect_distinct

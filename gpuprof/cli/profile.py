@@ -9,11 +9,11 @@ from gpuprof.pipeline.profile import profile as measure
 
 _COLUMNS = make_columns(
     "model dims batch share processes device latency_p50_ms latency_p99_ms throughput_rps memory_peak_bytes "
-    "beside stable",
+    "beside stable"
 )
 _REPORT_COLUMNS = make_columns(
     "model device batch share latency_mean_ms kernel_count:kernels max_occupancy_pct wavg_occupancy_pct:WAO_% "
-    "wavg_sm_util_pct:WSM_% dispatch_ms h2d_bytes:to_device_MiB d2h_bytes:from_device_MiB",
+    "wavg_sm_util_pct:WSM_% dispatch_ms h2d_bytes:to_device_MiB d2h_bytes:from_device_MiB"
 )
 
 

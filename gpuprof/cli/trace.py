@@ -19,7 +19,7 @@ app = Verbs(help="Make and inspect request traces.")
 _BLANK = "\u2800"
 _BARS = "▁▂▃▄▅▆▇█"
 _COLUMNS = make_columns(
-    "model requests rate_rps:requests/s peak_rps gap_scv:SCV_of_gaps longest_gap_s sparkline:over_time",
+    "model requests rate_rps:requests/s peak_rps gap_scv:SCV_of_gaps longest_gap_s sparkline:over_time"
 )
 
 

@@ -436,8 +436,7 @@ def import_files(
             if not rows:
                 if not optional:
                     raise InputError(
-                        f"{path} has no row of the form {name}",
-                        "fetch it again whole, or name its form before it",
+                        f"{path} has no row of the form {name}", "fetch it again whole, or name its form before it"
                     )
                 outcomes.append(ImportOutcome(path, name, "", 0, "passed over: no row"))
                 continue

@@ -17,13 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuprof.domain.arrival_process import (
-    ArrivalProcess,
-    DeterministicArrivals,
-    GammaArrivals,
-    RecordedArrivals,
-    Times,
-)
+from gpuprof.domain.arrival_process import ArrivalProcess, DeterministicArrivals, GammaArrivals, RecordedArrivals, Times
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, ModelFile, Partition, Replica, share_of

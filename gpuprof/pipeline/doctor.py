@@ -31,10 +31,7 @@ class DoctorResult(Result):
         missing = [
             text
             for text, is_missing in (
-                (
-                    "no ONNX Runtime, which profile and estimates of GPUs need",
-                    not (runs_cpu or runs_gpu),
-                ),
+                ("no ONNX Runtime, which profile and estimates of GPUs need", not (runs_cpu or runs_gpu)),
                 ("no server: the extra serve is missing", not serves),
                 ("no NVIDIA driver", not gpus),
                 ("GPUs need the extra gpu", gpus > 0 and not runs_gpu),

@@ -19,13 +19,7 @@ from gpuprof.domain.plural import count_of
 from gpuprof.domain.sojourn import ModelQueues, ShapedQueue, queue_of
 from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.estimators.builtin import IntervalEndEstimator
-from gpuprof.export.triton import (
-    TritonRepository,
-    describe_limits,
-    name_files,
-    read_repository,
-    write_configurations,
-)
+from gpuprof.export.triton import TritonRepository, describe_limits, name_files, read_repository, write_configurations
 from gpuprof.pipeline.arguments import (
     DemandsArgument,
     FleetArgument,

@@ -44,14 +44,7 @@ from gpuprof.graph.file import read_onnx
 from gpuprof.graph.load import read_fixed_batch
 from gpuprof.graph.served_interface import find_uncarried
 from gpuprof.kernel_db.store import COPIES, KernelDb
-from gpuprof.pipeline.arguments import (
-    DemandsArgument,
-    FleetArgument,
-    is_path,
-    model_name,
-    name_demand,
-    resolve_demands,
-)
+from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, is_path, model_name, name_demand, resolve_demands
 from gpuprof.pipeline.chains import divide_slos, expand_chains
 from gpuprof.pipeline.devices import (
     describe_choice,
@@ -255,12 +248,7 @@ def source_names(demands: Iterable[Demand]) -> dict[str, str]:
 
 
 def note_omitted_batches(
-    chosen: Estimator,
-    default: Estimator,
-    demands: Sequence[Demand],
-    fleet: Fleet,
-    max_batch: int,
-    note: NoteCallback,
+    chosen: Estimator, default: Estimator, demands: Sequence[Demand], fleet: Fleet, max_batch: int, note: NoteCallback
 ) -> None:
     """Note models of which the chosen estimator lists only smaller batches than the default estimator."""
     cuts = []

@@ -52,15 +52,10 @@ class ProfileWorkloads(Settings):
         "--batch",
     )
     shares: Annotated[tuple[str | Share, ...] | None, BeforeValidator(split_names)] = option(
-        None,
-        "Shares to measure: 50 (percent), 1core, 3g.40gb. Default on a CPU: 1, 2, 4, … and all cores.",
-        "--share",
+        None, "Shares to measure: 50 (percent), 1core, 3g.40gb. Default on a CPU: 1, 2, 4, … and all cores.", "--share"
     )
     beside: tuple[str, ...] = option(
-        (),
-        "Model to run beside the measured ones; may be repeated.",
-        metavar="MODEL[@BATCH[:SHARE]]",
-        repeated=True,
+        (), "Model to run beside the measured ones; may be repeated.", metavar="MODEL[@BATCH[:SHARE]]", repeated=True
     )
     device: str | None = option(
         None,

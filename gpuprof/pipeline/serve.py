@@ -68,13 +68,7 @@ class MapReplanner:
             settings = settings.model_copy(update={"estimator": self.estimator})
         fleet = problem.fleet if self.more_devices else _fix_counts(problem.fleet, self.first)
         estimator = CorrectedEstimator(problem.estimator, load.slowdowns, load.beside)
-        problem = replace(
-            problem,
-            fleet=fleet,
-            estimator=estimator,
-            planned_with=settings,
-            previous=deployment,
-        )
+        problem = replace(problem, fleet=fleet, estimator=estimator, planned_with=settings, previous=deployment)
         policy = restore_policy(deployment)
         fraction = 1.0
         for _ in ("the whole load", "the part that was served of it"):

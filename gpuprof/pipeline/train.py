@@ -190,11 +190,7 @@ def evaluate(
     >>> bool((errors["mean_pct"] >= 0).all())
     True
     """
-    from gpuprof.estimators.held_out import (
-        leave_one_architecture_out,
-        predict_left_out_batches,
-        summarise_errors,
-    )
+    from gpuprof.estimators.held_out import leave_one_architecture_out, predict_left_out_batches, summarise_errors
     from gpuprof.estimators.learned.learned import make_constituents
 
     chosen = EvaluateOptions.collect(options, fields)
@@ -214,8 +210,7 @@ def evaluate(
     predictions = leave_one_architecture_out(data, names, count)
     predictions += predict_left_out_batches(data)
     return EvaluateResult(
-        summaries=tuple(summarise_errors(predictions, chosen.by_architecture)),
-        predictions=tuple(predictions),
+        summaries=tuple(summarise_errors(predictions, chosen.by_architecture)), predictions=tuple(predictions)
     )
 
 

@@ -39,13 +39,7 @@ def list_models() -> ZooResult:
     return ZooResult(architectures=tuple(ARCHITECTURES.values()))
 
 
-def build_model(
-    name: str,
-    output: PathArgument | None = None,
-    *,
-    batch: Batch | None = None,
-    seed: Seed = 0,
-) -> Path:
+def build_model(name: str, output: PathArgument | None = None, *, batch: Batch | None = None, seed: Seed = 0) -> Path:
     """Build a network of the zoo as an ONNX file with random weights, offline; return the file.
 
     Raises `InputError` when there is no network of this name, or the file cannot be written; `UnavailableError` when

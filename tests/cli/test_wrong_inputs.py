@@ -180,10 +180,7 @@ _WRONG: list[tuple[str, str]] = [
     ("load http://127.0.0.1:9/v2?x=1 --map map.json", "has a path, and requests go to /v2 at its root"),
     ("load http://127.0.0.1:9 --map map.json --duration 0s", "--duration must be greater than or equal to 0.1"),
     ("load http://127.0.0.1:9 --map map.json --duration 1y", "write a number and ms, s, m, h or d"),
-    (
-        "place --slo-file none.csv -o missing/out.json",
-        "does not exist (name a file in a directory that exists)",
-    ),
+    ("place --slo-file none.csv -o missing/out.json", "does not exist (name a file in a directory that exists)"),
     ("merge a.onnx b.onnx -o missing/out.json", "does not exist (name a file in a directory that exists)"),
     ("simulate none.json -o missing/out.json", "does not exist (name a file in a directory that exists)"),
     ("load http://127.0.0.1:9 -o missing/out.json", "does not exist (name a file in a directory that exists)"),

@@ -164,16 +164,7 @@ def planned_folder(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_policies_are_compared_on_the_same_load(planned_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    load = [
-        "--rate",
-        "600",
-        "--arrivals",
-        "diurnal:4,60",
-        "--duration",
-        "60s",
-        "--reschedule",
-        "10s",
-    ]
+    load = ["--rate", "600", "--arrivals", "diurnal:4,60", "--duration", "60s", "--reschedule", "10s"]
     words = [
         *load,
         "--policy",

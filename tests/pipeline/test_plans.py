@@ -10,10 +10,7 @@ import pytest
 
 import gpuprof
 from gpuprof.cli.main import main
-from gpuprof.domain.arrival_process import (
-    BatchPoissonArrivals,
-    RecordedArrivals,
-)
+from gpuprof.domain.arrival_process import BatchPoissonArrivals, RecordedArrivals
 from gpuprof.domain.deployment import DeploymentMap, PlannedWith, RecordedHostWork, read_map
 from gpuprof.domain.map_sources import describe_basis
 from gpuprof.domain.share import Share

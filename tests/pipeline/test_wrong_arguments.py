@@ -82,10 +82,7 @@ _ANY: Any = gpuprof
             lambda: gpuprof.Demand("net", 5.0, gpuprof.Slo(5.0), max_replicas=0),
             "max_replicas of Demand must be greater than or equal to 1 but got 0",
         ),
-        (
-            lambda: _ANY.PlanningOptions(dims={"seq": 1.5}),
-            "dims of PlanningOptions must be a whole number but got 1.5",
-        ),
+        (lambda: _ANY.PlanningOptions(dims={"seq": 1.5}), "dims of PlanningOptions must be a whole number but got 1.5"),
         (
             lambda: gpuprof.ServeSettings(port=70_000),
             "port of ServeSettings must be less than or equal to 65535 but got 70000",

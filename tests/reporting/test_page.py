@@ -197,12 +197,7 @@ def test_each_document_becomes_a_section() -> None:
     content = whole_page()
     for heading in ("Map of p", "Simulation", "Load test"):
         assert f"<h2>{heading}<span" in content
-    for title in (
-        "cause",
-        "answered within a time",
-        "busy the replicas",
-        "Devices over time",
-    ):
+    for title in ("cause", "answered within a time", "busy the replicas", "Devices over time"):
         assert title in content
 
 
@@ -456,10 +451,7 @@ def a_chart(name: str = "a") -> Chart:
 
 
 @settings(max_examples=300)
-@given(
-    values=st.lists(st.floats(-1e9, 1e9, allow_nan=False), min_size=1, max_size=20),
-    log=st.booleans(),
-)
+@given(values=st.lists(st.floats(-1e9, 1e9, allow_nan=False), min_size=1, max_size=20), log=st.booleans())
 def test_every_value_and_tick_lies_on_the_axis(values: list[float], log: bool) -> None:
     scale = scale_of(Axis("x", log=log), values, 100.0, 300.0)
     kept = [value for value in values if value > 1e-30 or not log]
