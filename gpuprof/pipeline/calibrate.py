@@ -93,12 +93,9 @@ def calibrate(
 
     Examples
     --------
-    >>> import tempfile
-    >>> from pathlib import Path
     >>> import gpuprof
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> files = [gpuprof.build_model("random_mlp", folder / f"mlp{seed}.onnx", seed=seed) for seed in range(2)]
-    >>> fitted = gpuprof.calibrate(files, device="cpu", db=folder / "db", time_limit_s=0.2)
+    >>> files = [gpuprof.build_model("random_mlp", f"mlp{seed}.onnx", seed=seed) for seed in range(2)]
+    >>> fitted = gpuprof.calibrate(files, device="cpu", db="db", time_limit_s=0.2)
     >>> bool((fitted.to_frame()["mean_pct"] >= 0).all())
     True
     """

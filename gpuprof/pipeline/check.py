@@ -100,10 +100,8 @@ def check(
 
     Examples
     --------
-    >>> import tempfile
-    >>> from pathlib import Path
     >>> import gpuprof
-    >>> file = gpuprof.build_model("mlp", Path(tempfile.mkdtemp()) / "mlp.onnx")
+    >>> file = gpuprof.build_model("mlp", "mlp.onnx")
     >>> demand = gpuprof.Demand(str(file), rate_rps=200.0, slo=gpuprof.Slo(20.0))
     >>> plan = gpuprof.place([demand], fleet="a100-40")
     >>> gpuprof.check(plan.deployment).is_sound

@@ -75,10 +75,8 @@ def compare(
 
     Examples
     --------
-    >>> import tempfile
-    >>> from pathlib import Path
     >>> import gpuprof
-    >>> file = gpuprof.build_model("mlp", Path(tempfile.mkdtemp()) / "mlp.onnx")
+    >>> file = gpuprof.build_model("mlp", "mlp.onnx")
     >>> demand = gpuprof.Demand(str(file), rate_rps=200.0, slo=gpuprof.Slo(20.0))
     >>> found = gpuprof.compare([demand], fleet="a100-40", policies=["ffd", "optimal"])
     >>> found.to_frame()[["policy", "gpus"]].to_dict("list")
@@ -167,10 +165,8 @@ def compare_gpus(
 
     Examples
     --------
-    >>> import tempfile
-    >>> from pathlib import Path
     >>> import gpuprof
-    >>> file = gpuprof.build_model("mlp", Path(tempfile.mkdtemp()) / "mlp.onnx")
+    >>> file = gpuprof.build_model("mlp", "mlp.onnx")
     >>> demand = gpuprof.Demand(str(file), rate_rps=200.0, slo=gpuprof.Slo(20.0))
     >>> found = gpuprof.compare_gpus([demand], fleet="t4,a100-40")
     >>> found.to_frame()[["device", "gpus", "cost_per_hour"]].to_dict("list")

@@ -77,14 +77,11 @@ def query_database(statement: str, *, db: PathArgument | None = None) -> TableRe
 
     Examples
     --------
-    >>> import tempfile
-    >>> from pathlib import Path
     >>> import gpuprof
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> file = gpuprof.build_model("mlp", folder / "mlp.onnx")
+    >>> file = gpuprof.build_model("mlp", "mlp.onnx")
     >>> quick = gpuprof.ProfileSettings(time_limit_s=0.2)
-    >>> found = gpuprof.profile([file], batches=(1,), shares=("100",), device="cpu", db=folder / "db", settings=quick)
-    >>> gpuprof.query_database("select model, batch from models", db=folder / "db").rows()
+    >>> found = gpuprof.profile([file], batches=(1,), shares=("100",), device="cpu", db="db", settings=quick)
+    >>> gpuprof.query_database("select model, batch from models", db="db").rows()
     [{'model': 'mlp', 'batch': 1}]
     """
     answer = run_query(open_existing(database_path(db)), statement)
@@ -117,13 +114,11 @@ def import_measurements(
 
     Examples
     --------
-    >>> import tempfile
     >>> from pathlib import Path
     >>> from gpuprof.pipeline.db import import_measurements
-    >>> folder = Path(tempfile.mkdtemp())
     >>> header = "Mig instance,Batch size,Workload Number,Throughput,Latency"
-    >>> _ = (folder / "resnet50.csv").write_text(header + "\n1,8,1,500,16\n")
-    >>> import_measurements([folder / "resnet50.csv"], db=folder / "db").rows()[0]["form"]
+    >>> _ = Path("resnet50.csv").write_text(header + "\n1,8,1,500,16\n")
+    >>> import_measurements(["resnet50.csv"], db="db").rows()[0]["form"]
     'parvagpu'
     """
     database = KernelDb.create(database_path(db))

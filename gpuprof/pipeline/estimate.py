@@ -122,10 +122,8 @@ def estimate(
     --------
     An unprofiled file on a GPU of the catalogue; no GPU is needed:
 
-    >>> import tempfile
-    >>> from pathlib import Path
     >>> import gpuprof
-    >>> file = gpuprof.build_model("mlp", Path(tempfile.mkdtemp()) / "mlp.onnx")
+    >>> file = gpuprof.build_model("mlp", "mlp.onnx")
     >>> whole = gpuprof.estimate([file], batches=(1, 256), device="a100-40")
     >>> [one.latency_ms.source for one in whole.estimates][:1]
     ['cross-gpu: tfloat32, onnxruntime, never compared on this board']

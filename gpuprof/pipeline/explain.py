@@ -123,16 +123,13 @@ def explain(
 
     Examples
     --------
-    >>> import tempfile
-    >>> from pathlib import Path
     >>> import gpuprof
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> file = gpuprof.build_model("mlp", folder / "mlp.onnx")
+    >>> file = gpuprof.build_model("mlp", "mlp.onnx")
     >>> quick = gpuprof.ProfileSettings(time_limit_s=0.2)
-    >>> done = gpuprof.profile([file], batches=(1, 2), shares=("100",), device="cpu", db=folder, settings=quick)
+    >>> done = gpuprof.profile([file], batches=(1, 2), shares=("100",), device="cpu", db="db", settings=quick)
     >>> demand = gpuprof.Demand("mlp", rate_rps=1.0, slo=gpuprof.Slo(10000.0))
-    >>> plan = gpuprof.place([demand], fleet="cpu:1", db=folder)
-    >>> why = gpuprof.explain(plan.deployment, "mlp", db=folder)
+    >>> plan = gpuprof.place([demand], fleet="cpu:1", db="db")
+    >>> why = gpuprof.explain(plan.deployment, "mlp", db="db")
     >>> frame = why.to_frame()  # a row for each share that it could have had
     >>> frame["replicas"].tolist()[-1], int(frame["chosen"].sum())
     (1, 1)

@@ -80,12 +80,9 @@ def merge(
 
     Examples
     --------
-    >>> import tempfile
-    >>> from pathlib import Path
     >>> import gpuprof
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> files = [gpuprof.build_model("random_mlp", folder / f"{name}.onnx") for name in ("one", "other")]
-    >>> merged = gpuprof.merge(files, folder / "both.onnx", settings=gpuprof.MergeSettings(force=True))
+    >>> files = [gpuprof.build_model("random_mlp", f"{name}.onnx") for name in ("one", "other")]
+    >>> merged = gpuprof.merge(files, "both.onnx", settings=gpuprof.MergeSettings(force=True))
     >>> row = merged.rows()[0]
     >>> row["models"], row["weight_bytes_after"] < row["weight_bytes_before"]
     (['one', 'other'], True)
@@ -176,11 +173,8 @@ def similarity(models: Sequence[PathArgument], *, progress: ProgressCallback = s
 
     Examples
     --------
-    >>> import tempfile
-    >>> from pathlib import Path
     >>> import gpuprof
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> files = [gpuprof.build_model("random_mlp", folder / f"{name}.onnx") for name in ("one", "other")]
+    >>> files = [gpuprof.build_model("random_mlp", f"{name}.onnx") for name in ("one", "other")]
     >>> gpuprof.similarity(files).to_frame()["matched"].tolist()
     [1.0]
     """

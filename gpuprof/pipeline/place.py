@@ -195,17 +195,15 @@ def place(
     --------
     An unprofiled file on GPUs of the catalogue; no GPU is needed:
 
-    >>> import tempfile
-    >>> from pathlib import Path
     >>> import gpuprof
-    >>> file = gpuprof.build_model("mlp", Path(tempfile.mkdtemp()) / "mlp.onnx")
+    >>> file = gpuprof.build_model("mlp", "mlp.onnx")
     >>> demand = gpuprof.Demand(str(file), rate_rps=200.0, slo=gpuprof.Slo(20.0))
     >>> plan = gpuprof.place([demand], fleet="a100-40")
     >>> plan.is_complete, plan.deployment.predicted.gpus
     (True, 1)
     >>> plan.to_frame()[["model", "device", "rate_rps"]].round(6).to_dict("records")
     [{'model': 'mlp', 'device': 'a100-40', 'rate_rps': 200.0}]
-    >>> plan.write(file.with_name("map.json")).name
+    >>> plan.write("map.json").name
     'map.json'
     """
     notes = NoteList(note)

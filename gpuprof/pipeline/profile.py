@@ -159,14 +159,11 @@ def profile(
 
     Examples
     --------
-    >>> import tempfile
-    >>> from pathlib import Path
     >>> import gpuprof
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> file = gpuprof.build_model("mlp", folder / "mlp.onnx")
+    >>> file = gpuprof.build_model("mlp", "mlp.onnx")
     >>> quick = gpuprof.ProfileSettings(time_limit_s=0.2)
     >>> measured = gpuprof.profile(
-    ...     [file], batches=(1, 4), shares=("100",), device="cpu", db=folder / "db", settings=quick
+    ...     [file], batches=(1, 4), shares=("100",), device="cpu", db="db", settings=quick
     ... )
     >>> frame = measured.to_frame()
     >>> frame["batch"].tolist(), bool((frame["latency_p50_ms"] > 0).all())

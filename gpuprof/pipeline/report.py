@@ -54,14 +54,11 @@ def report(sources: PathArgument | Sequence[PathArgument], output: PathArgument 
 
     Examples
     --------
-    >>> import tempfile
-    >>> from pathlib import Path
     >>> import gpuprof
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> file = gpuprof.build_model("mlp", folder / "mlp.onnx")
+    >>> file = gpuprof.build_model("mlp", "mlp.onnx")
     >>> quick = gpuprof.ProfileSettings(time_limit_s=0.2)
-    >>> found = gpuprof.profile([file], batches=(1,), shares=("100",), device="cpu", db=folder / "db", settings=quick)
-    >>> drawn = gpuprof.report([folder / "db"], folder / "report.html")
+    >>> found = gpuprof.profile([file], batches=(1,), shares=("100",), device="cpu", db="db", settings=quick)
+    >>> drawn = gpuprof.report(["db"], "report.html")
     >>> drawn.page.read_text().count("<figure") == len(drawn.rows())
     True
     """

@@ -393,11 +393,9 @@ def serve(
 
     Examples
     --------
-    >>> import tempfile
-    >>> from pathlib import Path
     >>> from urllib.request import urlopen
     >>> import gpuprof
-    >>> file = gpuprof.build_model("mlp", Path(tempfile.mkdtemp()) / "mlp.onnx")
+    >>> file = gpuprof.build_model("mlp", "mlp.onnx")
     >>> demand = gpuprof.Demand(str(file), rate_rps=200.0, slo=gpuprof.Slo(20.0))
     >>> plan = gpuprof.place([demand], fleet="a100-40")
     >>> with gpuprof.serve(plan.deployment, gpuprof.ServeSettings(port=0, simulate=True)) as server:

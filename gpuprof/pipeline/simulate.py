@@ -289,10 +289,8 @@ def simulate(
 
     Examples
     --------
-    >>> import tempfile
-    >>> from pathlib import Path
     >>> import gpuprof
-    >>> file = gpuprof.build_model("mlp", Path(tempfile.mkdtemp()) / "mlp.onnx")
+    >>> file = gpuprof.build_model("mlp", "mlp.onnx")
     >>> demand = gpuprof.Demand(str(file), rate_rps=200.0, slo=gpuprof.Slo(20.0))
     >>> plan = gpuprof.place([demand], fleet="a100-40")
     >>> seen = gpuprof.simulate(plan.deployment, gpuprof.SimulatedTraffic(duration_s=5.0, seed=1))

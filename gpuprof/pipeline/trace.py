@@ -90,10 +90,8 @@ def show_trace(path: PathArgument) -> TraceResult:
 
     Examples
     --------
-    >>> import tempfile
-    >>> from pathlib import Path
     >>> from gpuprof.pipeline.trace import record_trace, show_trace
-    >>> file = Path(tempfile.mkdtemp()) / "trace.csv"
+    >>> file = "trace.csv"
     >>> record_trace({"net": 10.0}, arrivals="constant", duration_s=2.0).write(file)
     >>> show_trace(file).rows()[0]["requests"]
     19

@@ -81,14 +81,11 @@ def train(
     --------
     Networks drawn at random are small, so that measuring and fitting take seconds:
 
-    >>> import tempfile
-    >>> from pathlib import Path
     >>> import gpuprof
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> files = [gpuprof.build_model("random_mlp", folder / f"mlp{seed}.onnx", seed=seed) for seed in range(3)]
+    >>> files = [gpuprof.build_model("random_mlp", f"mlp{seed}.onnx", seed=seed) for seed in range(3)]
     >>> quick = gpuprof.ProfileSettings(time_limit_s=0.2)
-    >>> measured = gpuprof.profile(files, batches=(1,), shares=("100",), device="cpu", db=folder / "db", settings=quick)
-    >>> fitted = gpuprof.train(regressors=("lasso",), db=folder / "db")
+    >>> measured = gpuprof.profile(files, batches=(1,), shares=("100",), device="cpu", db="db", settings=quick)
+    >>> fitted = gpuprof.train(regressors=("lasso",), db="db")
     >>> fitted.architectures, fitted.folder.is_dir()
     (3, True)
     """
@@ -179,14 +176,11 @@ def evaluate(
 
     Examples
     --------
-    >>> import tempfile
-    >>> from pathlib import Path
     >>> import gpuprof
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> files = [gpuprof.build_model("random_mlp", folder / f"mlp{seed}.onnx", seed=seed) for seed in range(3)]
+    >>> files = [gpuprof.build_model("random_mlp", f"mlp{seed}.onnx", seed=seed) for seed in range(3)]
     >>> quick = gpuprof.ProfileSettings(time_limit_s=0.2)
-    >>> measured = gpuprof.profile(files, batches=(1,), shares=("100",), device="cpu", db=folder / "db", settings=quick)
-    >>> errors = gpuprof.evaluate(regressors=("lasso",), db=folder / "db").to_frame()
+    >>> measured = gpuprof.profile(files, batches=(1,), shares=("100",), device="cpu", db="db", settings=quick)
+    >>> errors = gpuprof.evaluate(regressors=("lasso",), db="db").to_frame()
     >>> bool((errors["mean_pct"] >= 0).all())
     True
     """

@@ -58,10 +58,8 @@ def build_model(name: str, output: PathArgument | None = None, *, batch: Batch |
 
     Examples
     --------
-    >>> import tempfile
-    >>> from pathlib import Path
     >>> import gpuprof
-    >>> gpuprof.build_model("mlp", Path(tempfile.mkdtemp()) / "mlp.onnx").name
+    >>> gpuprof.build_model("mlp", "mlp.onnx").name
     'mlp.onnx'
     """
     architecture = find_architecture(name)
@@ -76,13 +74,10 @@ def rebatch_model(model: PathArgument, output: PathArgument, *, batch: int | Non
 
     Examples
     --------
-    >>> import tempfile
-    >>> from pathlib import Path
     >>> import gpuprof
     >>> from gpuprof.pipeline.zoo import rebatch_model
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> file = gpuprof.build_model("mlp", folder / "mlp.onnx", batch=4)
-    >>> "its batch was 4" in rebatch_model(file, folder / "free.onnx")
+    >>> file = gpuprof.build_model("mlp", "mlp.onnx", batch=4)
+    >>> "its batch was 4" in rebatch_model(file, "free.onnx")
     True
     """
     free = is_dynamic(Path(model))

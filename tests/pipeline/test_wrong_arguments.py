@@ -197,9 +197,11 @@ def _examples(name: str) -> list[doctest.DocTest]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[measures_in_real_time] if name in _MEASURING else []) for name in _MODULES]
 )
-def test_the_examples_of_a_verb_do_what_they_show(name: str) -> None:
+def test_the_examples_of_a_verb_do_what_they_show(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = doctest.DocTestRunner()
     for example in _examples(name):
+        (tmp_path / example.name).mkdir()
+        monkeypatch.chdir(tmp_path / example.name)
         runner.run(example)
     assert runner.failures == 0
 
