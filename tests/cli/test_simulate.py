@@ -53,17 +53,6 @@ def test_what_serving_adds_is_taken_from_the_map(map_file: Path, capsys: pytest.
     assert stages["network"] == pytest.approx(2.5)
 
 
-def test_a_trace_is_made_shown_and_replayed(map_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = str(tmp_path / "trace.csv")
-    assert main(["trace", "make", "-o", trace, "--rate", "a=40", "--rate", "b=20", "--duration", "5s"]) == 0
-    assert main(["trace", "show", trace, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert main(["simulate", str(map_file), "--trace", trace, "--json"]) == 0
-    models = {model["model"]: model for model in json.loads(capsys.readouterr().out)["models"]}
-    # The last request of all comes at the very end, and is not counted any more.
-    assert {row["model"]: row["requests"] for row in rows}["a"] - models["a"]["requests"] in (0, 1)
-
-
 def test_the_last_request_of_a_trace_is_simulated_too(
     map_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,6 +19,7 @@ from gpuprof.export.targets import export
 from tests.export.test_export import MAP, awkward, merged_map
 
 IMAGE = "registry/gpuprof:1"
+_NODE_KINDS = {"Deployment", "InferenceService"}
 
 
 def _manifests(deployment: DeploymentMap, target: str = "k8s") -> list[dict[str, Any]]:
@@ -85,11 +86,13 @@ def test_the_arguments_are_options_that_serve_has(capsys: pytest.CaptureFixture[
     assert all(word in helped for word in arguments if word.startswith("--"))
 
 
-def test_a_service_leads_to_the_nodes_that_have_the_model_and_no_others() -> None:
-    manifests = _manifests(MAP)
+@pytest.mark.parametrize("target", ["k8s", "kserve"])
+def test_a_service_leads_to_the_nodes_that_have_the_model_and_no_others(target: str) -> None:
+    manifests = _manifests(MAP, target)
+    specs = {entry["metadata"]["name"]: entry["spec"] for entry in manifests if entry["kind"] in _NODE_KINDS}
     labels = {
-        entry["metadata"]["name"]: entry["spec"]["template"]["metadata"]["labels"]
-        for entry in _of_kind(manifests, "Deployment")
+        name: spec["predictor"]["labels"] if target == "kserve" else spec["template"]["metadata"]["labels"]
+        for name, spec in specs.items()
     }
     led = {
         entry["metadata"]["name"]: [n for n, has in labels.items() if entry["spec"]["selector"].items() <= has.items()]
@@ -139,21 +142,6 @@ def test_kserve_gets_the_same_pods_as_the_predictors_of_services(deployment: Dep
         as_deployment = plain_deployment | {"spec": plain_deployment["spec"] | {"template": template}}
         kubernetes_validate.validate(as_deployment, "1.30", strict=True)  # KServe inlines the fields of a pod
         assert pod["containers"][0]["args"] == plain_deployment["spec"]["template"]["spec"]["containers"][0]["args"]
-
-
-@pytest.mark.parametrize("target", ["k8s", "kserve"])
-def test_the_services_that_the_readme_names_are_in_the_manifest_and_select_pods(target: str) -> None:
-    manifests = _manifests(MAP, target)
-    services = _of_kind(manifests, "Service")
-    assert [service["metadata"]["name"] for service in services] == ["m-net-a", "m-b"]
-    nodes = _of_kind(manifests, "Deployment") or _of_kind(manifests, "InferenceService")
-    specs = [node["spec"] for node in nodes]
-    labels = [
-        spec["predictor"]["labels"] if "predictor" in spec else spec["template"]["metadata"]["labels"] for spec in specs
-    ]
-    for service in services:
-        kubernetes_validate.validate(service, "1.30", strict=True)
-        assert any(service["spec"]["selector"].items() <= label.items() for label in labels)
 
 
 def test_quantities_are_texts_so_that_applying_a_manifest_again_changes_nothing() -> None:
@@ -364,11 +352,7 @@ def _memory(manifests: str) -> list[float]:
 
 
 def _containers(manifests: str) -> list[dict[str, Any]]:
-    specs = [
-        manifest["spec"]
-        for manifest in yaml.safe_load_all(manifests)
-        if manifest["kind"] in {"Deployment", "InferenceService"}
-    ]
+    specs = [manifest["spec"] for manifest in yaml.safe_load_all(manifests) if manifest["kind"] in _NODE_KINDS]
     pods = [spec["predictor"] if "predictor" in spec else spec["template"]["spec"] for spec in specs]
     return [container for pod in pods for container in pod["containers"]]
 
