@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from importlib import import_module
 from typing import Any
@@ -12,12 +13,12 @@ from gpuprof.runtime.module_command import REACTION_S
 _FIX = "ray start --head starts one; RAY_ADDRESS says where"
 
 
-def join_cluster(address: str) -> Any:
-    """Connect to a cluster and return Ray's module.
+def join_cluster() -> Any:
+    """Connect to the cluster of ``RAY_ADDRESS``, or of this machine, and return Ray's module.
 
-    ``address``: ``HOST:PORT``; empty: the cluster of this machine. Raises `UnavailableError` when Ray is not installed
-    or no cluster answers.
+    Raises `UnavailableError` when Ray is not installed or no cluster answers.
     """
+    address = os.environ.get("RAY_ADDRESS", "")
     try:
         ray = import_module("ray")
     except ImportError:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import model_validator
@@ -30,7 +30,7 @@ from gpuprof.domain.fleet import Fleet
 from gpuprof.domain.plural import count_of
 from gpuprof.domain.share import Share
 from gpuprof.domain.validation import Count, Port, Positive
-from gpuprof.errors import GpuprofError, InfeasibleError, InputError, UnavailableError, UnstableError, unknown_name
+from gpuprof.errors import GpuprofError, InfeasibleError, InputError, UnavailableError, UnstableError
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, locate_files, map_folder, optional_path, resolve_map
 from gpuprof.pipeline.result import NoteCallback, Result, say_nothing
 from gpuprof.pipeline.settings import Settings, option
@@ -212,13 +212,10 @@ class ServeSettings(Settings):
     simulate: bool = option(
         False, "Simulate the models: each batch takes the time predicted in the map.", panel=_WORKERS
     )
-    engine: str = option(
+    engine: Literal["local", "ray"] = option(
         "local",
-        "Place of the workers: local, or ray for the nodes of a Ray cluster that the map names.",
+        "Place of the workers: local, or ray for the map's nodes in a Ray cluster (RAY_ADDRESS).",
         panel=_WORKERS,
-    )
-    ray_address: str | None = option(
-        None, "Address of the Ray cluster; default: this machine's.", envvar="RAY_ADDRESS", panel=_WORKERS
     )
     apply_mig: bool = option(
         False, "Cut GPUs into the map's MIG instances, and put the old layout back at the end.", panel=_WORKERS
@@ -320,17 +317,15 @@ def run_map_server(
     from gpuprof.serving.watch.logs import configure_logging
     from gpuprof.serving.watch.statistics import otlp_tracer
 
-    path = Path(map_file)
+    path, is_clustered = Path(map_file), settings.engine == "ray"
     configure_logging(settings.log)
-    if settings.engine not in (_LOCAL, _RAY):
-        raise unknown_name("engine", settings.engine, [_LOCAL, _RAY])
     source = MapSource.read_map(path)
     planner = Planner(
         f"serve-{os.getpid()}",
         settings.node,
         settings.simulate,
         SHADOW_PCT if settings.shadow else 0.0,
-        cluster=settings.engine == _RAY,
+        cluster=is_clustered,
         apply_mig=settings.apply_mig,
         allow_changed=settings.allow_changed,
     )
@@ -350,9 +345,9 @@ def run_map_server(
         tracer=None if settings.otlp is None else otlp_tracer(settings.otlp),
         adapt=_plan_adaptation(source, path, settings, note) if settings.adapt else None,
     )
-    is_clustered = settings.engine == _RAY
-    engine = RayEngine(settings.ray_address or "", security, settings.insecure) if is_clustered else None
-    run_server(source, planner, server_settings, ready, engine)
+    run_server(
+        source, planner, server_settings, ready, RayEngine(security, settings.insecure) if is_clustered else None
+    )
 
 
 def _plan_adaptation(source: MapSource, path: Path, settings: ServeSettings, note: NoteCallback) -> AdaptSettings:
@@ -481,9 +476,6 @@ def _end(process: subprocess.Popen[bytes], limit_s: float) -> None:
             process.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
             process.kill()
-
-
-_LOCAL, _RAY = "local", "ray"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,14 +146,12 @@ class RayEngine(Engine):
 
     A node of a map is the Ray node with the custom resource ``gpuprof:NODE``.
 
-    ``address``: address of the cluster; empty: the cluster of this machine; ``security``: its certificate also serves
-    the rendezvous; machines and workers have a separate secret in place of the token; ``insecure``: if True, the
-    rendezvous may be open to other machines without TLS.
+    ``security``: its certificate also serves the rendezvous; machines and workers have a separate secret in place of
+    the token; ``insecure``: if True, the rendezvous may be open to other machines without TLS.
     """
 
-    def __init__(self, address: str, security: Security, insecure: bool) -> None:
+    def __init__(self, security: Security, insecure: bool) -> None:
         super().__init__()
-        self._address = address
         self._security = security
         self._insecure = insecure
         self._machines: dict[str, MachineLink] = {}
@@ -192,7 +190,7 @@ class RayEngine(Engine):
     async def _join(self) -> RendezvousKey:
         """Join the cluster, and open the rendezvous where its nodes can reach it."""
         # In a thread: Ray replaces the signal handlers of a main thread, and connecting takes seconds.
-        self._ray = self._ray or await asyncio.to_thread(join_cluster, self._address)
+        self._ray = self._ray or await asyncio.to_thread(join_cluster)
         host = self._ray.util.get_node_ip_address()
         context, certificate = self._security.context, self._security.certificate
         check_exposure(host, Security("internal", context=context), self._insecure)

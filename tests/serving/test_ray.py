@@ -42,7 +42,8 @@ def two_nodes() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    with ray_cluster("gpuprof:one", "gpuprof:two") as started:
+    with ray_cluster("gpuprof:one", "gpuprof:two") as started, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", started.address)
         yield started
 
 
@@ -57,7 +58,7 @@ def test_a_map_of_two_nodes_is_served_and_a_node_that_dies_loses_no_accepted_req
     certificate.cert_chain_pems[0].write_to_path(chain)
     certificate.private_key_pem.write_to_path(key)
     key.chmod(0o600)  # the server refuses a key that others can read
-    options = ["--engine", "ray", "--ray-address", cluster.address, "--tls-cert", str(chain), "--tls-key", str(key)]
+    options = ["--engine", "ray", "--tls-cert", str(chain), "--tls-key", str(key)]
     with running(tmp_path, two_nodes(), *options) as server:
         server.context = ssl.create_default_context()
         authority.configure_trust(server.context)
@@ -121,7 +122,7 @@ def test_in_a_cluster_too_the_map_follows_the_load(
     assert main(["place", "-o", "first.json", "--max-batch", "1"]) == 0
     document = json.loads((tmp_path / "first.json").read_text())
     document["nodes"][0]["name"] = "one"
-    where = ("--engine", "ray", "--ray-address", cluster.address, "--insecure", "--log", "json")
+    where = ("--engine", "ray", "--insecure", "--log", "json")
     adapting = ("--adapt", "--adapt-period", "1", "--db", str(tmp_path / "gpuprof-db"))
     with running(tmp_path, document, *where, *adapting) as server:
         with Loaded(Target.parse(server.url), RequestStream("net", 60.0, 400.0)) as loaded:
@@ -154,16 +155,17 @@ def test_a_node_that_the_cluster_lacks_is_named(tmp_path: Path, cluster: RayClus
     document["nodes"][0]["name"] = "elsewhere"
     with (
         pytest.raises(AssertionError, match=r"no node for 'elsewhere' of the map .*ray start --resources"),
-        running(tmp_path, document, "--engine", "ray", "--ray-address", cluster.address, "--insecure"),
+        running(tmp_path, document, "--engine", "ray", "--insecure"),
     ):
         pass
 
 
 @pytest.mark.slow
 @needs_ray
-def test_without_a_cluster_it_is_said(tmp_path: Path) -> None:
+def test_without_a_cluster_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with (
         pytest.raises(AssertionError, match=r"no Ray cluster answers at 127\.0\.0\.1:1"),
-        running(tmp_path, two_nodes(), "--engine", "ray", "--ray-address", "127.0.0.1:1"),
+        running(tmp_path, two_nodes(), "--engine", "ray"),
     ):
         pass

@@ -103,7 +103,7 @@ def sweep_cluster(
     ended. ``device``: ``"cpu"``, ``"gpu"``, the name of a device, or None: each worker's first GPU, else its CPU;
     ``tell``: called with progress messages.
     """
-    ray = join_cluster(os.environ.get("RAY_ADDRESS", ""))
+    ray = join_cluster()
     try:
         idle = _start_workers(ray, device)
         tell("; ".join(f"{len(workers)} × {name}" for name, workers in idle.items()))
