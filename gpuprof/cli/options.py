@@ -131,8 +131,7 @@ def _with_options(verb: Callable[..., None]) -> Callable[..., None]:
     parameters: dict[str, inspect.Parameter] = {}
     for name, parameter in inspect.signature(verb).parameters.items():
         if name in groups:
-            shown = {name: field for name, field in groups[name].model_fields.items() if not command_line(field).hidden}
-            options = (_make_option(groups[name], key, field) for key, field in shown.items())
+            options = (_make_option(groups[name], key, field) for key, field in groups[name].model_fields.items())
             parameters |= {option.name: option for option in options}
         elif hints[name] is Format:
             for flag, option in _FORMATS.items():
@@ -165,10 +164,9 @@ def _fill(kind: type[Settings], args: Mapping[str, Any]) -> Settings:
     """Return a group with the values of the command line; omitted options keep their field's default."""
     values = {}
     for name, field in kind.model_fields.items():
-        if not command_line(field).hidden:
-            option = _make_option(kind, name, field)
-            if args[option.name] != option.default:
-                values[name] = args[option.name]
+        option = _make_option(kind, name, field)
+        if args[option.name] != option.default:
+            values[name] = args[option.name]
     try:
         return kind(**values)
     except ArgumentError as error:

@@ -11,8 +11,9 @@ import typer
 from gpuprof.cli.options import Verbs, output_option
 from gpuprof.cli.output import Format, make_columns, print_rows, say_note
 from gpuprof.domain.plural import count_of
+from gpuprof.domain.validation import Positive
 from gpuprof.errors import InputError
-from gpuprof.pipeline.settings import ARRIVALS, Names, Settings, option
+from gpuprof.pipeline.settings import ARRIVALS, Names, Rates, Settings, option
 
 app = Verbs(help="Make and inspect request traces.")
 #: Looks like a space, at which no line is broken.
@@ -28,27 +29,20 @@ class ArrivalProcessOptions(Settings):
 
     title: ClassVar[str] = "Arrival process"
 
-    rate: tuple[str, ...] = option((), "Rate as MODEL=REQUESTS_PER_S; may be repeated.", repeated=True)
+    rates_rps: Rates = option({}, "Rate as MODEL=REQUESTS_PER_S; may be repeated.", "--rate", repeated=True)
     slo_file: Path | None = option(None, "CSV file of demands that names models and rates.")
     arrivals: str = option("poisson", ARRIVALS)
-    duration: str = option("60s", "Length of the trace: 60s, 5m, 1d.")
+    duration_s: Positive = option(60.0, "Length of the trace: 60s, 5m, 1d.", "--duration", unit="s")
     azure: Path | None = option(None, "File of a day of Azure Functions (2019 or 2021) to take the requests from.")
     models: Names = option((), "Names for the busiest functions of the day, the busiest first.")
 
-    def rates_rps(self) -> dict[str, float]:
-        """Return requests per second by model.
-
-        Raises `InputError` when no rate is given, or a rate cannot be read.
-        """
+    def list_rates(self) -> dict[str, float]:
+        """Return requests per second by model. Raises `InputError` when no rate is given."""
         from gpuprof.domain.demand import read_demands
         from gpuprof.pipeline.arguments import name_demand
-        from gpuprof.simulator.trace import parse_rates
 
-        rates, alone = parse_rates(list(self.rate))
-        if self.slo_file is not None:
-            rates = {name_demand(demand).model: demand.rate_rps for demand in read_demands(self.slo_file)} | rates
-        if alone is not None:
-            rates[""] = alone
+        demands = () if self.slo_file is None else read_demands(self.slo_file)
+        rates = {name_demand(demand).model: demand.rate_rps for demand in demands} | dict(self.rates_rps)
         if not rates:
             raise InputError("nothing says what to record", "give --rate MODEL=REQUESTS_PER_S, or --slo-file")
         if "" in rates and len(rates) > 1:
@@ -63,13 +57,12 @@ def make(
     seed: Annotated[int, typer.Option(help="Seed of the trace.", min=0)] = 0,
 ) -> None:
     """Write a trace of an arrival process, or of a recorded day of Azure Functions."""
-    from gpuprof.domain.validation import parse_duration
     from gpuprof.pipeline.trace import read_azure_trace, record_trace
 
     if process.azure is None:
-        duration_s = parse_duration(process.duration, "--duration")
-        result = record_trace(process.rates_rps(), arrivals=process.arrivals, duration_s=duration_s, seed=seed)
-    elif process.rate or process.slo_file or not process.models:
+        rates_rps, duration_s = process.list_rates(), process.duration_s
+        result = record_trace(rates_rps, arrivals=process.arrivals, duration_s=duration_s, seed=seed)
+    elif process.rates_rps or process.slo_file or not process.models:
         raise InputError("--azure takes its requests from the file", "name the models with --models, and no rates")
     else:
         result = read_azure_trace(process.azure, process.models, seed=seed)

@@ -18,12 +18,12 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from gpuprof.domain.arrival_process import NS_PER_S
 from gpuprof.domain.demand import Slo
 from gpuprof.domain.sizes import check_size, describe_sizes, require_dimensions
-from gpuprof.domain.validation import NotNegative, Positive, Seed, collect_distinct
+from gpuprof.domain.validation import NotNegative, Positive, Seed
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.graph.load import read_free_dims
 from gpuprof.load.load import (
@@ -50,14 +50,14 @@ from gpuprof.pipeline.arguments import (
 )
 from gpuprof.pipeline.recorded_problem import time_map_by
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
-from gpuprof.pipeline.settings import ARRIVALS, DataFiles, Dims, Settings, option
+from gpuprof.pipeline.settings import ARRIVALS, READ_RATES, DataFiles, Dims, Settings, by_model, option
 from gpuprof.pipeline.verdicts import SloVerdict, keeps_objective, require_kept, write_results
 from gpuprof.rules.cpu_slices import plan_shared_slices
 from gpuprof.rules.host_work import host_work_of_plan
 from gpuprof.serving.transport.security import read_token
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate, stop_compiling
-from gpuprof.simulator.trace import Trace, name_requests, parse_rates, read_trace
+from gpuprof.simulator.trace import Trace, client_rates, name_requests, read_trace
 
 if TYPE_CHECKING:
     from gpuprof.domain.deployment import DeploymentMap, RequestedModel
@@ -74,19 +74,6 @@ _Rate = Annotated[float, Field(gt=0.0, lt=1e7)]
 #: Each concurrent request needs a connection, and systems often allow a process 1024 open files.
 _Concurrency = Annotated[int, Field(ge=1, le=800)]
 _Duration = Annotated[float, Field(ge=0.1)]
-
-
-def _read_rates(value: object) -> object:
-    if not isinstance(value, list):
-        return value
-    rates, alone = parse_rates(value)
-    if alone is not None:
-        raise InputError(f"cannot read the rate {alone:g}", "write MODEL=REQUESTS_PER_S, such as resnet50=20")
-    return rates
-
-
-def _read_concurrency(value: object) -> object:
-    return collect_distinct("the concurrency", map(_parse_concurrency, value)) if isinstance(value, list) else value
 
 
 def _parse_concurrency(text: str) -> tuple[str, int]:
@@ -116,13 +103,13 @@ class LoadTraffic(Settings):
         metavar="[MODEL=]FILE",
         repeated=True,
     )
-    rates_rps: Annotated[Mapping[str, _Rate], BeforeValidator(_read_rates)] = option(
-        {}, "Rate as MODEL=REQUESTS_PER_S in place of the map's; may be repeated.", "--rate", repeated=True
+    rates_rps: Annotated[Mapping[str, _Rate], READ_RATES] = option(
+        {}, "Rate as MODEL=REQUESTS_PER_S, or one of all; default: the map's.", "--rate", repeated=True
     )
     rate_scale: Positive = option(1.0, "Factor on all rates.")
     trace: Path | None = option(None, "Trace to replay: a CSV file of time_s,model.")
     arrivals: str = option("poisson", ARRIVALS)
-    concurrency: Annotated[Mapping[str, _Concurrency], BeforeValidator(_read_concurrency)] = option(
+    concurrency: Annotated[Mapping[str, _Concurrency], by_model("the concurrency", _parse_concurrency)] = option(
         {},
         "Closed loop: requests on their way at any time, of each model; in place of rates. May be repeated.",
         metavar="[MODEL=]REQUESTS",
@@ -237,21 +224,19 @@ def make_rate_streams(
     not in the map.
     """
     if deployment is None:
-        if not rates_rps:
+        if not rates_rps or "" in rates_rps:
             raise InputError(
                 "nothing says what to send", "give --map map.json, --rate MODEL=REQUESTS_PER_S, or --trace"
             )
         return [RequestStream(model, scale * rate, float("inf")) for model, rate in rates_rps.items()]
-    traffic, entries = deployment.traffic, deployment.entries
-    if unknown := [model for model in rates_rps if model not in traffic]:
-        raise unknown_name("model", unknown[0], list(traffic))
+    traffic, entries, rates = deployment.traffic, deployment.entries, client_rates(deployment, rates_rps, scale)
     placed = {replica.model for *_, replica in deployment.places()}
 
     def make_stream(name: str, demand: RequestedModel) -> RequestStream:
         chain = deployment.chains.get(name)
         return RequestStream(
             name,
-            scale * rates_rps.get(name, demand.rate_rps),
+            rates.get(name, scale * demand.rate_rps),
             demand.slo_ms,
             _find_file(demand.path, folder),
             dims=demand.dims,

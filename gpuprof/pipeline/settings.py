@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from gpuprof.domain.deployment import LARGEST_BATCH
 from gpuprof.domain.sizes import parse_dims, single_sizes
-from gpuprof.domain.validation import describe_error
+from gpuprof.domain.validation import LARGEST, NotNegative, collect_distinct, describe_error
 from gpuprof.errors import InputError
 
 #: Help of settings that several verbs have.
@@ -33,8 +33,7 @@ class CommandLine:
     ``flags``: names; default: the field's own. ``repeated``: whether the option may be given several times. ``unit``:
     of a length of time, which is then read as ``500ms`` or ``2m``. ``values``: kind of names that complete the option.
     ``unset``: whether the command line has no default.
-    ``output``: whether the file is written. ``hidden``: left out. ``panel``: heading in the help; default: the class's
-    title.
+    ``output``: whether the file is written. ``panel``: heading in the help; default: the class's title.
     """
 
     flags: tuple[str, ...] = ()
@@ -46,7 +45,6 @@ class CommandLine:
     repeated: bool = False
     unset: bool = False
     output: bool = False
-    hidden: bool = False
 
 
 def option(default: Any, text: str, *flags: str, **presentation: Any) -> Any:
@@ -123,24 +121,34 @@ def _read_single_dims(value: object) -> object:
     return single_sizes(parse_dims(value)) if isinstance(value, list | tuple) else value
 
 
-def parse_data_files(texts: Iterable[str]) -> dict[str, Path]:
-    """Return files by the models' names from texts ``[MODEL=]FILE``; ``""``: for all other models.
+def by_model(what: str, parse: Callable[[str], tuple[str, Any]]) -> BeforeValidator:
+    """Return a validator that reads texts ``[MODEL=]VALUE``, without a model for all others, whose name is ``""``.
 
-    Raises `InputError` when a model is given two files.
+    ``what`` is given, in the error for a model that occurs twice; ``parse`` divides a text.
     """
-    files: dict[str, Path] = {}
-    for text in texts:
-        name, separator, path = text.partition("=")
-        if not separator or Path(text).exists():
-            name, path = "", text
-        if name in files:
-            raise InputError(f"--input-data gives {name or 'all models'} two files", "write MODEL=FILE for each model")
-        files[name] = Path(path)
-    return files
+
+    def read(value: object) -> object:
+        return collect_distinct(what, map(parse, value)) if isinstance(value, list | tuple) else value
+
+    return BeforeValidator(read)
 
 
-def _read_data_files(value: object) -> object:
-    return parse_data_files(value) if isinstance(value, list | tuple) else value
+def _parse_data_file(text: str) -> tuple[str, Path]:
+    model, separator, path = text.partition("=")
+    return (model, Path(path)) if separator and not Path(text).exists() else ("", Path(text))
+
+
+def _parse_rate(text: str) -> tuple[str, float]:
+    model, separator, number = text.rpartition("=")
+    try:
+        rate_rps = float(number)
+    except ValueError:
+        rate_rps = -1.0
+    if rate_rps > LARGEST:
+        raise InputError(f"a rate must be at most {LARGEST:,.0f} requests/s but got {text!r}", "correct the rate")
+    if not rate_rps > 0.0 or (separator and not model):
+        raise InputError(f"cannot read the rate {text!r}", "write MODEL=REQUESTS_PER_S, or REQUESTS_PER_S of all")
+    return model, rate_rps
 
 
 def split_names(value: object) -> object:
@@ -166,12 +174,16 @@ def count_reader(most: int) -> Callable[[object], object]:
     return read
 
 
+READ_RATES = by_model("the rate", _parse_rate)
+
 #: Size of each free dimension: a mapping, or texts ``NAME=SIZE``.
 Dims: TypeAlias = Annotated[Mapping[str, int], BeforeValidator(_read_single_dims)]
 #: Sizes of each free dimension: a mapping, or texts ``NAME=SIZE[,SIZE...]``.
 ManyDims: TypeAlias = Annotated[Mapping[str, int | tuple[int, ...]], BeforeValidator(_read_dims)]
 #: Input data of each model: a mapping, or texts ``[MODEL=]FILE``.
-DataFiles: TypeAlias = Annotated[Mapping[str, Path], BeforeValidator(_read_data_files)]
+DataFiles: TypeAlias = Annotated[Mapping[str, Path], by_model("the input data", _parse_data_file)]
+#: Requests per second of each model, and of all together under ``""``: a mapping, or texts ``[MODEL=]REQUESTS_PER_S``.
+Rates: TypeAlias = Annotated[Mapping[str, NotNegative], READ_RATES]
 
 #: A batch size.
 Batch: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST_BATCH)]

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, ClassVar
 
 from gpuprof.domain.arrival_process import ArrivalProcess
 from gpuprof.domain.deployment import DeploymentMap
@@ -19,7 +17,7 @@ from gpuprof.pipeline.arguments import MapArgument, PathArgument, locate_files, 
 from gpuprof.pipeline.problem import plan_map
 from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem, time_map_by
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
-from gpuprof.pipeline.settings import ARRIVALS, Names, Settings, option
+from gpuprof.pipeline.settings import ARRIVALS, Names, Rates, Settings, option
 from gpuprof.pipeline.verdicts import SloVerdict, require_kept, write_results
 from gpuprof.placement.policies import make_policy
 from gpuprof.rules.host_work import host_work_of_plan
@@ -36,7 +34,7 @@ from gpuprof.simulator.reschedule import (
     observed_rates,
     summarize_autoscaling,
 )
-from gpuprof.simulator.trace import arrivals_of_rates, arrivals_of_trace, expected_requests, parse_rates, read_trace
+from gpuprof.simulator.trace import arrivals_of_rates, arrivals_of_trace, expected_requests, read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,25 +61,15 @@ class SimulatedTraffic(Settings):
     title: ClassVar[str] = "Traffic"
 
     trace: Path | None = option(None, "Trace to replay: a CSV file of time_s,model.")
-    rates_rps: Mapping[str, NotNegative] = option(
+    rates_rps: Rates = option(
         {}, "Rate as MODEL=REQUESTS_PER_S, or one of all; default: the map's.", "--rate", repeated=True
     )
-    total_rps: Positive | None = option(None, "Requests per second of all models together.", hidden=True)
     rate_scale: Positive = option(1.0, "Factor on all rates.")
     arrivals: str = option("poisson", ARRIVALS)
     duration_s: Positive = option(
         60.0, "Time in which requests arrive: 60s, 5m, 1d; default with a trace: its own.", "--duration", unit="s"
     )
     seed: Seed = option(0, "Seed of the simulation.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_rates(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Read rates in the texts of the command line: ``MODEL=100`` for a model, ``100`` for all."""
-        if not isinstance(values, dict) or not isinstance(texts := values.get("rates_rps"), list):
-            return values
-        rates, total = parse_rates(texts)
-        return {**values, "rates_rps": rates, "total_rps": total}
 
     def read_arrivals(
         self, deployment: DeploymentMap, note: NoteCallback = say_nothing
@@ -91,9 +79,8 @@ class SimulatedTraffic(Settings):
         Raises `InputError` when a rate is of a model that the map lacks, the trace cannot be read, or both are given.
         """
         if self.trace is None:
-            rates_rps, total_rps = self.rates_rps, self.total_rps
-            return arrivals_of_rates(deployment, rates_rps, total_rps, self.rate_scale, self.arrivals), self.duration_s
-        if self.rates_rps or self.total_rps is not None or self.rate_scale != 1.0:
+            return arrivals_of_rates(deployment, self.rates_rps, self.rate_scale, self.arrivals), self.duration_s
+        if self.rates_rps or self.rate_scale != 1.0:
             raise InputError("--trace says when requests come: --rate and --rate-scale cannot change that")
         trace = read_trace(Path(self.trace))
         gap = trace.longest_gap_s()

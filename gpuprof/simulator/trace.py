@@ -26,7 +26,7 @@ from gpuprof.domain.arrival_process import (
 )
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.file_access import refuse_pipe
-from gpuprof.domain.validation import LARGEST, collect_distinct
+from gpuprof.domain.validation import LARGEST
 from gpuprof.errors import InputError, refuse_unwritable, unknown_name
 
 if TYPE_CHECKING:
@@ -311,26 +311,34 @@ def _check_invocations(path: Path, total: int) -> None:
         raise InputError(f"{path}: {total:.3g} invocations are too many to hold", "ask for fewer functions")
 
 
-def arrivals_of_rates(
-    deployment: DeploymentMap, rates: Mapping[str, float], total: float | None, scale: float, form: str
-) -> dict[str, ArrivalProcess]:
-    """Return an arrival process for each model of the map.
+def client_rates(deployment: DeploymentMap, rates: Mapping[str, float], scale: float = 1.0) -> dict[str, float]:
+    """Return requests per second by the map's names for clients: the map's or those of ``rates``, times ``scale``.
 
-    Raises `InputError` for a model that the map lacks, or a form that cannot be read. ``rates``: requests per second of
-    some models, by their names for clients, replacing the map's; ``total``: requests per second of all models together,
-    in proportion to their rates; ``scale``: factor on the rates; ``form``: see `parse_arrivals`.
+    The rate of ``""`` is that of all models together, in proportion to their rates. Raises `InputError` for a model
+    that the map lacks.
     """
     traffic = deployment.traffic
     for model in rates:
-        if model not in traffic:
+        if model and model not in traffic:
             raise unknown_name("model", model, list(traffic))
-    demanded = dict.fromkeys(deployment.models, 0.0)
-    for client, requested in traffic.items():
-        demanded[deployment.entries[client]] += rates.get(client, requested.rate_rps)
-    if total is not None and demanded:
-        scale *= total / sum(demanded.values())
-    entries = set(deployment.entries.values())
-    return {name: parse_arrivals(form, scale * rate) for name, rate in demanded.items() if name in entries}
+    by_client = {client: rates.get(client, requested.rate_rps) for client, requested in traffic.items()}
+    if "" in rates:
+        scale *= rates[""] / sum(by_client.values())
+    return {client: scale * rate for client, rate in by_client.items()}
+
+
+def arrivals_of_rates(
+    deployment: DeploymentMap, rates: Mapping[str, float], scale: float, form: str
+) -> dict[str, ArrivalProcess]:
+    """Return an arrival process for each model of the map at the rates of `client_rates`.
+
+    Raises `InputError` for a model that the map lacks, or a ``form`` that `parse_arrivals` cannot read.
+    """
+    entries = deployment.entries
+    demanded = dict.fromkeys(entries.values(), 0.0)
+    for client, rate in client_rates(deployment, rates, scale).items():
+        demanded[entries[client]] += rate
+    return {name: parse_arrivals(form, rate) for name, rate in demanded.items()}
 
 
 def arrivals_of_trace(deployment: DeploymentMap, trace: Trace) -> dict[str, ArrivalProcess]:
@@ -353,28 +361,6 @@ def name_requests(deployment: DeploymentMap, trace: Trace) -> Trace:
         if model not in clients:
             raise unknown_name("model", model, clients)
     return trace
-
-
-def parse_rates(texts: list[str]) -> tuple[dict[str, float], float | None]:
-    """Read ``MODEL=100`` and ``100``; return the rates by model, and the total rate.
-
-    Raises `InputError` for another form, or when the rate of a model or the total is given twice.
-    """
-    rates: list[tuple[str, float]] = []
-    for text in texts:
-        model, separator, number = text.rpartition("=")
-        try:
-            value = float(number)
-        except ValueError:
-            value = -1.0
-        if value > LARGEST:
-            raise InputError(f"a rate must be at most {LARGEST:,.0f} requests/s but got {text!r}", "correct the rate")
-        if not value > 0.0 or (separator and not model):
-            raise InputError(f"cannot read the rate {text!r}", "write MODEL=REQUESTS_PER_S, or REQUESTS_PER_S of all")
-        rates.append((model, value))
-    by_model = collect_distinct("the rate", rates)
-    total = by_model.pop("", None)
-    return by_model, total
 
 
 def arrival_streams(
