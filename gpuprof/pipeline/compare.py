@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -280,18 +280,11 @@ class CompareDatabasesResult(Result):
             )
 
     def _row(self, change: CellChange) -> dict[str, object]:
-        key = change.key
-        ops = "; ".join(
-            f"{op.name} {op.before_ms:.3g} → {op.after_ms:.3g} ms" for op in self.ops.get(key, ()) if op.name
-        )
+        ops = (f"{op.name} {op.before_ms:.3g} → {op.after_ms:.3g} ms" for op in self.ops.get(change.key, ()) if op.name)
         ends = {"change_low_pct": change.low, "change_high_pct": change.high, "smallest_pct": change.smallest}
         return {
-            "model": key.model,
-            "dims": key.dims or None,
-            "device": key.device,
-            "share": key.share,
-            "batch": key.batch,
-            "processes": key.processes,
+            **asdict(change.key),
+            "dims": change.key.dims or None,
             "before_ms": change.before_ms,
             "after_ms": change.after_ms,
             "change_pct": 100.0 * change.change,
@@ -301,7 +294,7 @@ class CompareDatabasesResult(Result):
             "runs_before": change.runs[0],
             "runs_after": change.runs[1],
             "unstable_runs": change.unstable,
-            "ops": ops or None,
+            "ops": "; ".join(ops) or None,
         }
 
 
