@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from gpuprof.domain.number_format import number_formatter
+from gpuprof.domain.number_format import NumberFormat
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,6 +100,6 @@ class Result(ABC):
         frame = self.to_frame().dropna(axis="columns", how="all").astype(object)
         if frame.empty:
             return f"<p>no rows</p>{notes}"
-        show = number_formatter(4)
+        show = NumberFormat(4)
         frame = frame.where(frame.notna(), "–").map(lambda value: show(value) if isinstance(value, float) else value)
         return f"{frame.to_html(index=False)}{notes}"
