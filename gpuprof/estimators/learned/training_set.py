@@ -428,8 +428,12 @@ def load_training_set(db: KernelDb, device: Device, graphs: Graphs) -> TrainingS
     rows = _last(comparable_rows(read_records(db, OpRow, {"device": device.name})))
     measured = comparable_rows(read_records(db, ModelRow, {"device": device.name, "processes": 1}))
     models = _last([row for row in measured if _latency_ms(row) and row.error is None])
-    if not models or not (rows or any(row.wavg_occupancy_pct is not None for row in models)):
+    if not (rows or any(row.wavg_occupancy_pct is not None for row in models)):
         raise InputError(f"no ops were measured on {device.name}", "gpuprof profile MODEL.onnx on that device")
+    if not models:
+        raise InputError(
+            f"no latency was measured on {device.name}", "in reports, mark runs by ranges that wait for their kernels"
+        )
     by_case: dict[_Key, list[OpRow]] = {}
     for row in sorted(rows, key=lambda row: row.position):
         by_case.setdefault(_key(row), []).append(row)
