@@ -12,6 +12,7 @@ import csv
 import importlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -478,7 +479,8 @@ def _read_with_package(context: Any, package: Any) -> Counters:
         cells = {_NAME: str(action.name() if demangled is None else action.name(demangled))}
         for metric in names & {*column_of(names), *(f"{_ATTRIBUTE}{name}" for name in _DESCRIBING)}:
             value = action.metric_by_name(metric)
-            cells |= {metric: repr(float(value.as_double())), f"{metric} unit": str(value.unit() or "")}
+            with suppress(Exception):  # a word or nothing, where the package raises arbitrary errors
+                cells |= {metric: repr(float(value.as_double())), f"{metric} unit": str(value.unit() or "")}
         if _GPU in names:
             cells[_GPU] = str(action.metric_by_name(_GPU).as_string())
         launches.append(cells)

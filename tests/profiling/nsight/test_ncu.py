@@ -198,13 +198,15 @@ def test_what_is_counted_by_default_fits_one_pass() -> None:
 
 
 def test_its_own_file_is_read_through_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values: dict[str, tuple[Any, str]]
     values = {OCCUPANCY: (33.0, "%"), "launch__grid_dim_x": (64.0, ""), "gpu__time_duration.sum": (12.0, "us")}
+    values |= {"device__attribute_l2_cache_size": (None, ""), READ: ("much", "byte")}
 
     class Metric:
         def __init__(self, name: str) -> None:
             self.value, self._unit = values[name]
 
-        def as_double(self) -> float:
+        def as_double(self) -> Any:
             return self.value
 
         def unit(self) -> str:
