@@ -446,6 +446,15 @@ def board_work(estimator: Estimator, model: str, device: Device) -> Figure | Non
         return None
 
 
+@runtime_checkable
+class InterferenceEstimator(Estimator, Protocol):
+    """An estimator that bounds the effect of neighbours from below."""
+
+    def least_beside(self, model: str, device: Device, alone: Figure) -> Figure:
+        """Return a lower bound of a batch's time beside any neighbours in its partition, from its time alone."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class WorkBound:
     """Lower bounds of the devices and the cost for a set of demands."""

@@ -26,6 +26,7 @@ from gpuprof.domain.estimate import (
     Estimate,
     Estimator,
     Figure,
+    InterferenceEstimator,
     TriedRuns,
     Workload,
     batch_times,
@@ -89,6 +90,12 @@ class ServiceEstimator:
         if any(work is None for work, _ in each):
             return None
         return blend_figures([(work, part) for work, part in each if work is not None])
+
+    def least_beside(self, model: str, device: Device, alone: Figure) -> Figure:
+        """Return the least time of a service beside neighbours; for several sizes, the time alone."""
+        if isinstance(self._models, InterferenceEstimator) and len(parts := name_parts(self.source_of(model))) == 1:
+            return self._models.least_beside(parts[0][0], device, alone)
+        return alone
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes worth considering for a service."""

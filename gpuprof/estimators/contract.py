@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Estimator, Workload, batch_times
+from gpuprof.domain.estimate import Estimate, Estimator, InterferenceEstimator, Workload, batch_times
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 
@@ -90,6 +90,21 @@ class EstimatorContract(ABC):
         beside = estimator.estimate(self.model, self.device, batch, share, [Workload(self.model, batch, share)])
         assert beside.latency_ms.value >= alone.latency_ms.value
         assert beside.latency_ms.upper() >= alone.latency_ms.upper()
+
+    def test_no_neighbour_slows_a_part_less_than_the_least_one(self) -> None:
+        """Lower bounds of plans assume the neighbours that slow a batch least."""
+        estimator, model, device = self.estimator(), self.model, self.device
+        if not isinstance(estimator, InterferenceEstimator):
+            return
+        part = estimator.shares(model, device)[0]
+        if part.sm_pct == 100.0:
+            part = Share(50.0, part.mig)
+        for batch in estimator.batches(model, device, part)[:3]:
+            alone = estimator.estimate(model, device, batch, part)
+            beside = estimator.estimate(model, device, batch, part, [Workload(model, 1, part)])
+            least = estimator.least_beside(model, device, alone.latency_ms)
+            assert alone.latency_ms.value <= least.value <= beside.latency_ms.value
+            assert alone.latency_ms.upper() <= least.upper() <= beside.latency_ms.upper()
 
     def test_an_unknown_model_is_an_input_error(self) -> None:
         """The error is the user's, and names the unknown model."""

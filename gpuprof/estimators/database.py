@@ -138,12 +138,14 @@ class ModelLatencies:
 
     def _at_sizes(self, device: Device, model: MeasuredModel, workload: Workload) -> tuple[Figure, float]:
         """Return the latency from measurements at the model's own sizes, and its coefficient of variation."""
-        measured = sorted({point.processes for point in model.points.get(device.name, [])})
-        if not measured:
+        points = model.points.get(device.name)
+        if not points:
             part = part_of_one(workload.share, workload.processes)
             return self.predict(model, device, (workload.batch,), part)[0], 0.0
-        processes = workload.processes if workload.processes in measured else measured[0]
-        part = replace(workload.share, sm_pct=min(100.0, workload.share.sm_pct * processes / workload.processes))
+        part, processes = workload.share, workload.processes
+        if not any(point.processes == processes for point in points):
+            processes = min(point.processes for point in points)
+            part = replace(part, sm_pct=min(100.0, part.sm_pct * processes / workload.processes))
         surface = self._surface(model, device, processes)
         value, source = surface.read_latency(workload.batch, part, lambda: self._shape(model, device))
         point = surface.nearest(workload.batch, part)
@@ -335,13 +337,12 @@ class ModelMemory:
                 return blend_figures([(figure, weight) for figure, weight in each if figure is not None])
             if (beyond := self._beyond_sizes(model, device, workload)) is not None:
                 return beyond
-        points = model.points.get(device.name, [])
-        same = {p.batch: p.figures["memory_peak_bytes"] for p in points if "memory_peak_bytes" in p.figures}
-        same |= {
-            p.batch: p.figures["memory_peak_bytes"]
-            for p in points
-            if "memory_peak_bytes" in p.figures and p.share == workload.share and p.processes == workload.processes
-        }
+        own = model.read_series(device.name, workload.share, workload.processes)
+        points = model.points.get(device.name, ())
+        same = {}
+        for point in own.values() if workload.batch in own else (*points, *own.values()):
+            if "memory_peak_bytes" in point.figures:
+                same[point.batch] = point.figures["memory_peak_bytes"]
         if same:
             curve = BatchCurve(same)
             reading = curve.at(workload.batch)
@@ -509,7 +510,7 @@ class DatabaseEstimator:
         failed = record.failed_on(device.name)
         if device.kind == "gpu" and not (failed or record.points.get(device.name) or record.others):
             return tuple(self._latencies.predict(record, device, batches, part_of_one(share, processes)))
-        if batches and find_failure(device, Workload(model, max(batches), share, processes), failed) is None:
+        if len(batches) > 1 and find_failure(device, Workload(model, max(batches), share, processes), failed) is None:
             failed = []  # a failure that rules out a batch rules out all larger batches
         for batch in batches:
             workload = Workload(model, batch, share, processes)
@@ -530,6 +531,10 @@ class DatabaseEstimator:
         if device.kind != "gpu" or record.others or self.known.read_work(record) is None:
             return None
         return self._latencies.board_work(record, device)
+
+    def least_beside(self, model: str, device: Device, alone: Figure) -> Figure:
+        """Return the least time of a batch beside any neighbours; see `gpuprof.domain.estimate`."""
+        return self.colocations.least_beside(alone, device)
 
     def list_ratios(self, device: Device) -> Mapping[str, Sequence[float]]:
         """Return measured over predicted times by model, which scale the predictions for other models on a device."""

@@ -78,7 +78,8 @@ def compile_function(function: Function) -> Function:
 
 def compile_untimed(function: Function) -> Function:
     """Return a function that `compile_function` compiles at its first call, outside the time limits of searches."""
-    compiled: Any = compile_function(function)
+    with compiling():  # the import of numba takes a second
+        compiled: Any = compile_function(function)
 
     def call(*arguments: Any) -> Any:
         with nullcontext() if compiled.signatures else compiling():

@@ -20,10 +20,10 @@ from gpuprof.kernel_db.comparison import (
     compare_ops,
     read_cells,
 )
-from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, PathArgument, optional_path
+from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, PathArgument, optional_path, resolve_demands
 from gpuprof.pipeline.devices import database_path, open_existing
 from gpuprof.pipeline.place import add_interval_ends
-from gpuprof.pipeline.problem import DEFAULT_LIMIT_S, PlanningOptions, build_problem
+from gpuprof.pipeline.problem import PlanningOptions, build_problem, default_limit_s
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.placement import deploy
 from gpuprof.placement.deploy import Outcome
@@ -87,7 +87,8 @@ def compare(
     chosen = [(describe_policy(source), make_policy(source)) for source in sources]
     if not chosen:
         raise InputError("no policy is named", f"known: {', '.join(policy_names())}")
-    options = options.replace(time_limit_s=options.time_limit_s or DEFAULT_LIMIT_S)
+    demands = resolve_demands(demands)
+    options = options.replace(time_limit_s=options.time_limit_s or default_limit_s(len(demands)))
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
     outcomes: list[Outcome] = []
     for count, (name, policy) in enumerate(chosen):
@@ -173,7 +174,8 @@ def compare_gpus(
     {'device': ['t4', 'a100-40'], 'gpus': [1, 1], 'cost_per_hour': [0.526, 2.7447]}
     """
     notes, planner = NoteList(note), make_policy(policy)
-    options = options.replace(time_limit_s=options.time_limit_s or DEFAULT_LIMIT_S)
+    demands = resolve_demands(demands)
+    options = options.replace(time_limit_s=options.time_limit_s or default_limit_s(len(demands)))
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
     entries = problem.fleet.entries
     outcomes: list[Outcome] = []

@@ -12,7 +12,7 @@ from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.validation import Positive
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.pipeline.arguments import MapArgument, locate_files, map_folder, resolve_map
-from gpuprof.pipeline.problem import DEFAULT_LIMIT_S
+from gpuprof.pipeline.problem import default_limit_s
 from gpuprof.pipeline.recorded_problem import find_policy_name, restore_policy, restore_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.pipeline.settings import Settings, option
@@ -95,7 +95,8 @@ class ExplainOptions(Settings):
     )
     time_limit_s: Positive | None = option(
         None,
-        "Time for each of the three new plans; default: 10s where a limit ended the map's own search.",
+        "Time for each of the three new plans; default: 2s and 0.05s for each demand where a limit ended "
+        "the map's own search.",
         "--time-limit",
         unit="s",
     )
@@ -154,7 +155,7 @@ def explain(
     what_ifs: list[WhatIf] = []
     time_limit_s = chosen.time_limit_s
     if time_limit_s is None and resolved.planned_with.stopped_by is not None:
-        time_limit_s = DEFAULT_LIMIT_S
+        time_limit_s = default_limit_s(len(problem.demands))
     limited = replace(problem, options=replace(problem.options, time_limit_s=time_limit_s))
     for what_if in run_what_ifs(limited, restore_policy(resolved), model):
         what_ifs.append(what_if)

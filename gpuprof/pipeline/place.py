@@ -33,7 +33,7 @@ from gpuprof.pipeline.arguments import (
 from gpuprof.pipeline.chains import divide_by_time, divide_slos
 from gpuprof.pipeline.estimate import describe_full_occupancy
 from gpuprof.pipeline.map_merging import MapMerger
-from gpuprof.pipeline.problem import DEFAULT_LIMIT_S, PlanningOptions, build_problem, plan_map
+from gpuprof.pipeline.problem import PlanningOptions, build_problem, default_limit_s, plan_map
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.pipeline.settings import Settings, option
 from gpuprof.pipeline.simulate import ServiceSettings, SimulatedTraffic
@@ -209,13 +209,14 @@ def place(
     notes = NoteList(note)
     chosen = make_policy(policy)
     running = None if previous is None else resolve_map(previous)
-    options = options.replace(time_limit_s=options.time_limit_s or DEFAULT_LIMIT_S)
+    demands = resolve_demands(demands)
+    options = options.replace(time_limit_s=options.time_limit_s or default_limit_s(len(demands)))
     steps = 3 if output.merge else 2
     progress(Progress("reading demands, devices and profiles", 0, steps))
     repository = None if output.triton_repository is None else read_repository(output.triton_repository)
     if repository is not None:
         notes.add(*(f"{name} of the repository is not planned: {why}" for name, why in repository.left_out.items()))
-        demands = name_files(resolve_demands(demands), repository)
+        demands = name_files(demands, repository)
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
     if problem.chains and output.merge:
         raise InputError("--merge joins models that are served alone, and the demands have chains", "leave it out")
@@ -326,7 +327,7 @@ def add_interval_ends(problem: Problem, policy: Policy, deployment: DeploymentMa
         )
     if spent.is_over:
         return _with_ends(deployment, None, upper)
-    left_s = DEFAULT_LIMIT_S if spent.left_s is None else min(DEFAULT_LIMIT_S, spent.left_s)
+    left_s = spent.left_s or default_limit_s(len(problem.demands))
     seconds = left_s if upper is not None else left_s / 2.0  # two ends share the time
     lower = plan_at_end(problem, policy, "lower", seconds)
     upper = upper or plan_at_end(problem, policy, "upper", seconds)

@@ -71,8 +71,6 @@ from gpuprof.runtime.free_batch import copy_with_free_batch
 from gpuprof.runtime.optimizer import find_refusal
 from gpuprof.simulator.trace import read_trace
 
-#: Default seconds of a search without a natural end, or of one among many.
-DEFAULT_LIMIT_S = 10.0
 _SEARCH = "Search"
 
 
@@ -113,8 +111,8 @@ class PlanningOptions(Settings):
     )
     time_limit_s: Positive | None = option(
         None,
-        "Time of the search, after which the best map so far is taken, as at Ctrl-C; default: 10s, in compare for each "
-        "policy or GPU.",
+        "Time of the search, after which the best map so far is taken, as at Ctrl-C; default: 2s and 0.05s for each "
+        "demand, in compare for each policy or GPU.",
         "--time-limit",
         unit="s",
         panel=_SEARCH,
@@ -245,6 +243,11 @@ def _is_any_measured(models: KnownModels, names: Iterable[str], fleet: Fleet) ->
 def source_names(demands: Iterable[Demand]) -> dict[str, str]:
     """Return the model name of each service, followed by the sizes of its inputs."""
     return {demand.model: mixed_name(demand.source_model or demand.model, demand.dims) for demand in demands}
+
+
+def default_limit_s(demands: int) -> float:
+    """Return the default seconds of a search without a natural end, or of one among many."""
+    return 2.0 + 0.05 * demands
 
 
 def note_omitted_batches(

@@ -15,7 +15,16 @@ from statistics import NormalDist
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import MEASURED, Estimate, Figure, NamingEstimator, Workload, batch_times, classify_source
+from gpuprof.domain.estimate import (
+    MEASURED,
+    BatchSeriesEstimator,
+    Estimate,
+    Figure,
+    NamingEstimator,
+    Workload,
+    batch_times,
+    classify_source,
+)
 from gpuprof.domain.runtime_variant import Padding
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer, queue_of
@@ -70,6 +79,8 @@ class PlannedWorkloads:
         answers = problem.answers.of(problem.estimator)
         self._estimates, self._refusals, self._times_ms = answers.estimates, answers.refusals, answers.times_ms
         self._servers: dict[tuple[str, Workload], BatchServer] = {}
+        self._series = problem.estimator if isinstance(problem.estimator, BatchSeriesEstimator) else None
+        self._full_rps: dict[tuple[str, Workload], float] = {}
         self._first_alike = {model: first for model, first in find_alike(problem).items() if model != first}
         self._as_first: dict[Workload, Workload] = {}
 
@@ -291,14 +302,42 @@ class PlannedWorkloads:
             return False
         return rate_rps <= self._throughput_rps(estimate) * (1.0 + 1e-9)
 
-    def _ceiling_rps(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> float:
-        """Return an upper bound of the workload's rate; infinity without an estimate."""
+    def _ceiling_rps(
+        self, demand: Demand, device: Device, workload: Workload, beside: Sequence[Workload] = ()
+    ) -> float:
+        """Return an upper bound of the workload's rate; 0 without an estimate, or with a batch beyond the budget."""
         try:
-            if self.problem.options.latency_budget is not None:
-                return self.throughput_rps(device, workload, beside)
-            return 1000.0 * workload.batch * workload.processes / self.latency_ms(device, workload, beside)
+            if self.problem.options.latency_budget is None:
+                return 1000.0 * workload.batch * workload.processes / self.latency_ms(device, workload, beside)
+            if self._series is not None and not beside:
+                rate_rps = self.full_rps(device, workload)
+                latency_ms = 1000.0 * workload.batch * workload.processes / rate_rps
+                return rate_rps if latency_ms < self.problem.options.latency_budget * demand.slo.latency_ms else 0.0
+            estimate = self.estimate(device, workload, beside)
+            return self._throughput_rps(estimate) if self.is_within_budget(demand, estimate, 0.0) else 0.0
         except InputError:
-            return math.inf
+            return 0.0
+
+    def full_rps(self, device: Device, workload: Workload) -> float:
+        """Return `throughput_rps` without neighbours, from the estimator's quickest figures.
+
+        Raises `InputError` where the estimator has no answer.
+        """
+        if self._series is None:
+            return self.throughput_rps(device, workload)
+        workload = self._first_workload(workload)
+        key = (device.name, workload)
+        if key not in self._full_rps:
+            self.problem.limits.check_time()
+            arguments = workload.model, device, (workload.batch,), workload.share, workload.processes
+            alone = self._slow_down(device, workload, self._series.batch_times(*arguments)[0])
+            latency_ms = planned_ms(alone, self.problem.options.confidence)
+            self._full_rps[key] = 1000.0 * workload.batch * workload.processes / latency_ms
+        return self._full_rps[key]
+
+    def _slow_down(self, device: Device, workload: Workload, alone: Figure) -> Figure:
+        """Return the time of a workload without known neighbours."""
+        return alone
 
     def holds(self, device: Device, partition: PlacedPartition) -> bool:
         """Return whether every replica of the partition keeps its SLO at its rate beside the others.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import PredictedRequirements
+from gpuprof.domain.estimate import EXTRAPOLATED, PredictedRequirements, classify_source
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.planned_workloads import planned_ms
@@ -24,8 +24,8 @@ MIG_PROCESSES = 3
 _APART = 1.2
 #: Percent; iGniter allots shares in such units, and finer steps are within every estimate's error.
 SHARE_STEP = 2.5
-#: Percent of an instance several models may share: every second step from a tenth on.
-PARTS = tuple(SHARE_STEP * n for n in range(4, 40, 2))
+#: Percent of an instance several models may share: tenths.
+PARTS = tuple(10.0 * n for n in range(1, 10))
 #: Maximum devices of a demand at full load. Policies evaluate replicas with neighbours, so times grow faster.
 MOST_DEVICES = 2000
 
@@ -34,15 +34,16 @@ MOST_DEVICES = 2000
 class SearchSpace:
     """The batches, processes and shares of a problem.
 
-    With a latency budget, all batches up to the largest listed batch are allowed where the estimator answers for them.
+    With a latency budget, all batches up to the largest listed batch are allowed where the estimator answers for them
+    without extrapolation.
     Under the queueing model, only batches listed for the share or for the whole device are; where these are many, only
     some of them, each a fifth larger than the last.
     """
 
     problem: Problem
     _listed: dict[tuple[str, str, Share], tuple[int, ...]] = field(default_factory=dict)
-    _answers: dict[tuple[str, str], bool] = field(default_factory=dict)
-    _steps: dict[tuple[str, str], tuple[float, ...]] = field(default_factory=dict)
+    _dense: dict[tuple[str, str, Share], bool] = field(default_factory=dict)
+    _steps: dict[tuple[str, str, str | None], tuple[float, ...]] = field(default_factory=dict)
 
     def listed_batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the allowed batches listed for the share or the whole device, rising."""
@@ -63,10 +64,14 @@ class SearchSpace:
             return False
         batches = self.listed_batches(model, device, share)
         gap = next((batch for batch in range(1, max(batches, default=1)) if batch not in batches), None)
-        key = (model, device.name)
-        if gap is not None and key not in self._answers:
-            self._answers[key] = self._is_known(model, device, gap, share)
-        return gap is not None and self._answers[key]
+        key = (model, device.name, share)
+        if gap is not None and key not in self._dense:
+            try:
+                latency = self.problem.estimator.estimate(model, device, gap, share).latency_ms
+                self._dense[key] = classify_source(latency.source) != EXTRAPOLATED
+            except InputError:
+                self._dense[key] = False
+        return gap is not None and self._dense[key]
 
     def processes(self, share: Share) -> range:
         """Return the allowed numbers of processes of a replica under ``share``."""
@@ -77,11 +82,14 @@ class SearchSpace:
         """Return the unlisted percentages of a partition that may be given, rising."""
         if device.kind != "gpu":
             return ()
-        if mig is not None:
-            return PARTS
-        key = (model, device.name)
+        key = (model, device.name, mig)
         if key not in self._steps:
-            self._steps[key] = tuple(self._between(model, device))
+            if mig is None:
+                self._steps[key] = tuple(self._between(model, device))
+            else:
+                part = Share(PARTS[-1], mig)
+                batch = min(self.listed_batches(model, device, part), default=1)
+                self._steps[key] = PARTS if self._is_known(model, device, batch, part) else ()
         return self._steps[key]
 
     def _batches_asked_for(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
@@ -102,18 +110,11 @@ class SearchSpace:
         if not percents:
             return []
         steps = self._required_shares(model, device)
-        if self._answers_between(model, device):
+        # An estimator that answers for an unlisted share, such as 13%, answers for all between the listed shares. Where
+        # shares make no difference to the time, small shares matter most: more replicas fit on a device.
+        if self._is_known(model, device, max(self.listed_batches(model, device, Share()), default=1), Share(13.0)):
             steps |= {SHARE_STEP * n for n in range(1, round(100.0 / SHARE_STEP))}
         return sorted(steps - percents)
-
-    def _answers_between(self, model: str, device: Device) -> bool:
-        """Return whether the estimator answers for unlisted shares.
-
-        Where shares make no difference to the time, small shares matter most: more replicas fit on a device.
-        """
-        batch = max(self.listed_batches(model, device, Share()), default=1)
-        # An estimator that answers for an unlisted share, such as 13%, answers for all between the listed shares.
-        return self._is_known(model, device, batch, Share(13.0))
 
     def _required_shares(self, model: str, device: Device) -> set[float]:
         """Return the profiled requirements by any metric at any batch, which USHER gives as shares.

@@ -15,7 +15,7 @@ from functools import partial
 
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Workload
+from gpuprof.domain.estimate import Estimate, Figure, InterferenceEstimator, Workload
 from gpuprof.domain.number_format import ROUNDING
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, QuickQueueModel, queue_of
@@ -224,43 +224,32 @@ class Segments(PlannedWorkloads):
         """Return the best segment of any batch, given the best of the listed batches."""
         batches = self.search_space.listed_batches(demand.model, device, share)
         for processes in self.search_space.processes(share):
-            if not any(self._has_estimate(device, Workload(demand.model, b, share, processes)) for b in batches):
-                continue
             gaps = list(zip((0, *batches), batches, strict=False))
             while gaps:
                 low, high = gaps.pop()
+                if high - low < 2:
+                    continue
+                most_rps = 0.0 if best is None else best.capacity_rps
                 reach_rps = self.most_between_rps(demand, device, Workload(demand.model, low, share, processes), high)
-                target_rps = min(reach_rps, demand.rate_rps) if self._capped else reach_rps
-                if high - low < 2 or target_rps <= (0.0 if best is None else best.capacity_rps):
+                if (min(reach_rps, demand.rate_rps) if self._capped else reach_rps) <= most_rps:
                     continue
                 middle = (low + high) // 2
-                segment = self.make(demand, device, Workload(demand.model, middle, share, processes))
-                if segment is not None and (best is None or segment.capacity_rps > best.capacity_rps):
-                    best = segment
+                workload = Workload(demand.model, middle, share, processes)
+                if self._ceiling_rps(demand, device, workload) > most_rps:
+                    segment = self.make(demand, device, workload)
+                    best = segment if segment is not None and segment.capacity_rps > most_rps else best
                 gaps += [(low, middle), (middle, high)]
         return best
 
     def most_between_rps(self, demand: Demand, device: Device, workload: Workload, high: int) -> float:
         """Return an upper bound of the rate within the latency budget, from ``workload``'s batch to below ``high``.
 
-        Assumes that no larger batch is quicker. There is no bound from batch 0, or from a batch without an estimate.
+        Assumes that no larger batch is quicker, and that none has an estimate where ``workload`` has none. There is no
+        bound from batch 0.
         """
         if not workload.batch:
             return math.inf
-        try:
-            estimate = self.estimate(device, workload)
-        except InputError:
-            return math.inf
-        if not self.is_within_budget(demand, estimate, 0.0):
-            return 0.0
-        return self._throughput_rps(estimate) * (high - 1) / workload.batch
-
-    def _has_estimate(self, device: Device, workload: Workload) -> bool:
-        try:
-            self.estimate(device, workload)
-        except InputError:
-            return False
-        return True
+        return self._ceiling_rps(demand, device, workload) * (high - 1) / workload.batch
 
     def _best_listed(self, demand: Demand, device: Device, share: Share) -> Segment | None:
         segment = self.serving_all(demand, device, share) if self._capped else None
@@ -275,7 +264,7 @@ class Segments(PlannedWorkloads):
         for workload in self.workloads(demand.model, device, share):
             if best is not None and workload.processes > best.processes:
                 break
-            if self._ceiling_rps(device, workload) < demand.rate_rps:
+            if self._ceiling_rps(demand, device, workload) < demand.rate_rps:
                 continue  # even full batches serve too little
             if best is None and self._most_rps(demand, device, workload) < demand.rate_rps:
                 continue
@@ -292,7 +281,7 @@ class Segments(PlannedWorkloads):
         self, demand: Demand, device: Device, workload: Workload, beside: Sequence[Workload], least_rps: float
     ) -> float:
         """Return the largest rate within the SLO, at most the demand's; 0 when even a lone request is too slow."""
-        ceiling = self._ceiling_rps(device, workload, beside)
+        ceiling = self._ceiling_rps(demand, device, workload, beside)
         target_rps = min(ceiling, demand.rate_rps) if self._capped else ceiling
         if self.problem.options.latency_budget is not None:
             return target_rps if self.meets(demand, device, workload, 0.0, beside) else 0.0
@@ -305,7 +294,7 @@ class Segments(PlannedWorkloads):
 
     def _most_rps(self, demand: Demand, device: Device, workload: Workload) -> float:
         """Return an upper bound of a replica's rate within the demand's SLO, by its times alone."""
-        ceiling = self._ceiling_rps(device, workload)
+        ceiling = self._ceiling_rps(demand, device, workload)
         if self.problem.options.latency_budget is not None:
             return ceiling
         queueing = queue_of(self.problem.queueing, demand.model)
@@ -365,6 +354,32 @@ class _GroupLimits:
         return queueing.pool(arrivals, (server,) * count, coarse=True).whole.percentile(slo.percentile)
 
 
+class SharedSegments(Segments):
+    """Segments whose replicas under a part of a partition have the neighbours that slow them least."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        estimator = problem.estimator
+        self._least_beside = estimator.least_beside if isinstance(estimator, InterferenceEstimator) else None
+        self._beside_any: dict[tuple[str, Workload], Estimate] = {}
+
+    def estimate(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> Estimate:
+        """Return the estimate beside neighbours, of a part without them beside those that slow it least."""
+        estimate = super().estimate(device, workload, beside)
+        if beside:
+            return estimate
+        key = (device.name, estimate.workload)
+        if key not in self._beside_any:
+            latency = self._slow_down(device, estimate.workload, estimate.latency_ms)
+            self._beside_any[key] = replace(estimate, latency_ms=latency)
+        return self._beside_any[key]
+
+    def _slow_down(self, device: Device, workload: Workload, alone: Figure) -> Figure:
+        if self._least_beside is None or workload.share.sm_pct == 100.0:
+            return alone
+        return self._least_beside(workload.model, device, alone)
+
+
 class PooledSegments(Segments):
     """Segments with the rate of a replica among as many equal replicas as serve the demand together.
 
@@ -375,12 +390,13 @@ class PooledSegments(Segments):
         super().__init__(problem)
         self._groups = _GroupLimits(problem)
 
-    def _ceiling_rps(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> float:
-        demand = self.problem.demand(workload.model)
+    def _ceiling_rps(
+        self, demand: Demand, device: Device, workload: Workload, beside: Sequence[Workload] = ()
+    ) -> float:
         try:
             server = self.server(device, workload, beside)
         except InputError:
-            return math.inf
+            return 0.0
         return most_within_rps(server, demand.slo.latency_ms, demand.slo.percentile)
 
     def _capacity_rps(

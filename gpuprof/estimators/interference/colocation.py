@@ -431,9 +431,11 @@ class Colocations:
                 source = f"{source} ({BEYOND_SEEN}: the number of neighbours)"
                 # Twice as wide an interval, in logarithms.
                 return _slow_figure(alone, factor, source, model.low**2, model.high**2)
-        # The effect of these neighbours is unknown.
-        low = alone.value if alone.low is None else alone.low
-        return Figure(alone.value, alone.source, low, alone.upper() * constant("published", "worst_neighbours"))
+        return _slow_by_unknown(alone)
+
+    def least_beside(self, alone: Figure, device: Device) -> Figure:
+        """Return a lower bound of the latency under a part of a partition beside any neighbours."""
+        return alone if device.name in self._by_device or self.rank_models(device) else _slow_by_unknown(alone)
 
     def has_seen(self, device: Device, model: str) -> bool:
         """Return whether ``model`` took part in a co-location on ``device``."""
@@ -512,6 +514,12 @@ def _slow_figure(alone: Figure, factor: float, source: str, low: float = 1.0, hi
         return Figure(alone.value * factor, source)
     least = (alone.value if alone.low is None else alone.low) * factor * low
     return Figure(alone.value * factor, source, least, alone.upper() * max(1.0, factor * high))
+
+
+def _slow_by_unknown(alone: Figure) -> Figure:
+    """Return the latency beside neighbours of unknown effect."""
+    low = alone.value if alone.low is None else alone.low
+    return Figure(alone.value, alone.source, low, alone.upper() * constant("published", "worst_neighbours"))
 
 
 def _label(workload: Workload) -> str:

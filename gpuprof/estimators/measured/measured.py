@@ -109,8 +109,10 @@ class MeasuredModel:
     #: Device → execution variants measured there; the points are of the first alone.
     variants: dict[str, tuple[RuntimeVariant, ...]] = field(default_factory=dict)
     others: tuple[MeasuredModel, ...] = ()  #: The same file at other sizes.
-    #: Batch, share and processes of the points, by device, cached since plans query them tens of thousands of times.
-    _runs: dict[str, frozenset[tuple[int, Share, int]]] = field(default_factory=dict, init=False, compare=False)
+    #: Points by batch, by device, share and processes, cached since plans query them tens of thousands of times.
+    _series: dict[str, dict[tuple[Share | None, int | None], dict[int, Point]]] = field(
+        default_factory=dict, init=False, compare=False
+    )
 
     @property
     def model(self) -> str:
@@ -124,9 +126,16 @@ class MeasuredModel:
 
     def has_run(self, device: str, workload: Workload) -> bool:
         """Return whether exactly this workload was measured on the device."""
-        if device not in self._runs:
-            self._runs[device] = frozenset((p.batch, p.share, p.processes) for p in self.points.get(device, ()))
-        return (workload.batch, workload.share, workload.processes) in self._runs[device]
+        return workload.batch in self.read_series(device, workload.share, workload.processes)
+
+    def read_series(self, device: str, share: Share | None = None, processes: int | None = None) -> Mapping[int, Point]:
+        """Return the first measured point of each batch, of a share alone and of a number of processes if given."""
+        if device not in self._series:
+            series = self._series[device] = {}
+            for point in self.points.get(device, ()):
+                for key in ((point.share, point.processes), (point.share, None), (None, None)):
+                    series.setdefault(key, {}).setdefault(point.batch, point)
+        return self._series[device].get((share, processes), {})
 
     def failed_on(self, device: str) -> list[FailedRun]:
         """Return the failed runs on a device at these sizes, or at other sizes of which none is larger."""
@@ -499,11 +508,8 @@ def figure_of(model: MeasuredModel, device: Device, workload: Workload, column: 
         each = [(figure_of(m, device, workload, column), weight) for m, weight in blend_measured(model, device.name)]
         found_all = [(figure, weight) for figure, weight in each if figure is not None]
         return blend_figures(found_all) if found_all and len(found_all) == len(each) else None
-    points = {
-        p.batch: p.figures[column]
-        for p in model.points.get(device.name, [])
-        if column in p.figures and p.share == workload.share and p.processes == workload.processes
-    }
+    series = model.read_series(device.name, workload.share, workload.processes)
+    points = {batch: point.figures[column] for batch, point in series.items() if column in point.figures}
     reading = BatchCurve(points).at(workload.batch) if points else None
     return None if reading is None else Figure(*reading)
 
@@ -529,12 +535,13 @@ def estimate_bandwidth(
 
 def behaviour_after_pause(model: MeasuredModel, device: Device, workload: Workload, cv: float) -> tuple[float, float]:
     """Return pause factor and variation of the nearest measured batch, under the same share if measured."""
-    points = model.points.get(device.name) or [p for m in model.others for p in m.points.get(device.name, ())]
-    near = [point for point in points if point.share == workload.share] or points
-    if not near:
-        return 1.0, cv
-    nearest = min(near, key=lambda point: abs(point.batch - workload.batch))
-    return nearest.pause_factor, nearest.pause_cv
+    models = [model] if model.points.get(device.name) else model.others
+    for share in (workload.share, None):
+        near = [point for peer in models for point in peer.read_series(device.name, share).values()]
+        if near:
+            nearest = min(near, key=lambda point: abs(point.batch - workload.batch))
+            return nearest.pause_factor, nearest.pause_cv
+    return 1.0, cv
 
 
 #: Least time of an execution in ms by batch and share, up to a factor; scales measured points to other workloads.
@@ -555,6 +562,12 @@ class Surface:
         }
         self._device = device
         self._fractions = {point.share: point.granted_fraction(device) for point in points}
+        # The nearest of equally near points is the first.
+        self._ranking = sorted(self.points.values(), key=lambda point: -point.batch)
+        sizes = [(point.granted_fraction(device), point.batch) for point in self._ranking]
+        self._doublings = np.log2(np.array(sizes, dtype=float))
+        self._migs = np.array([point.share.mig or "" for point in self._ranking])
+        self._nearest: dict[tuple[int, Share], Point] = {}
 
     def read_latency(self, batch: int, share: Share, shape: Callable[[], Shape | None]) -> tuple[float, str]:
         """Return the latency, measured or interpolated between batches or shares, else carried over, and its source.
@@ -572,16 +585,12 @@ class Surface:
         The distance is the number of doublings of the batch and of the share between them, plus one for a share of
         another kind of partition.
         """
-        fraction = self._device.granted_fraction(share)
-
-        def distance(point: Point) -> tuple[float, int]:
-            doublings = abs(math.log2(point.granted_fraction(self._device) / fraction)) + abs(
-                math.log2(point.batch / batch)
-            )
+        if (batch, share) not in self._nearest:
+            sizes = math.log2(self._device.granted_fraction(share)), math.log2(batch)
+            distances = np.abs(self._doublings - sizes).sum(axis=1) + (self._migs != (share.mig or ""))
             # To nine decimals, since equal distances differ by rounding.
-            return round(doublings + ((point.share.mig or "") != (share.mig or "")), 9), -point.batch
-
-        return min(self.points.values(), key=distance)
+            self._nearest[batch, share] = self._ranking[int(np.argmin(distances.round(9)))]
+        return self._nearest[batch, share]
 
     def _between_shares(self, batch: int, share: Share) -> tuple[float, str] | None:
         """Interpolate between the measured shares around ``share``, both logarithms being nearly a line."""

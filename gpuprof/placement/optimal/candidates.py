@@ -25,7 +25,7 @@ from gpuprof.errors import InputError
 from gpuprof.placement.optimal.pattern import SPACE, PartitionKind, is_binding, share_units
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.search_space import SHARE_STEP
-from gpuprof.placement.segment import Segment, Segments
+from gpuprof.placement.segment import Segment, Segments, SharedSegments
 
 Choices = Mapping[str, tuple[Segment, ...]]
 
@@ -36,9 +36,13 @@ class CandidateSegments:
 
     problem: Problem
     segments: Segments
-    with_claims: bool = False  #: Whether claimed shares (`Segments.is_claimed`) are offered, as for a bound.
-    #: Whether some shares are claimed.
-    has_claims: bool = field(default=False, init=False)
+    #: True for the choices of a bound: claimed shares (`Segments.is_claimed`) are offered, and parts of a partition
+    #: that nothing runs beside.
+    is_bounding: bool = False
+    _lone: Segments = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._lone = Segments(self.problem)
 
     def list_choices(self) -> Choices:
         """Return the segments, by model."""
@@ -87,13 +91,16 @@ class CandidateSegments:
                 rest_rps = demand.rate_rps - replica_rps * math.floor(demand.rate_rps / replica_rps * (1.0 - 1e-9))
                 bisect_left(steps, True, key=lambda percent: capacity_rps(percent) >= rest_rps)
         yield from (segment for percent in sorted(by_pct) if (segment := by_pct[percent]) is not None)
+        if self.is_bounding and isinstance(self.segments, SharedSegments):
+            whole = Share(mig=mig)
+            lone = (self._lone.best_of(demand, device, Share(percent, mig)) for percent in listed if percent < 100.0)
+            yield from (replace(segment, share=whole, fraction=device.fraction(whole)) for segment in lone if segment)
 
     def _find_best(self, demand: Demand, device: Device, share: Share) -> Segment | None:
         best = self.segments.best_of(demand, device, share)
         if best is None or not self.segments.is_claimed(device, best.workload):
             return best
-        self.has_claims = True
-        return self._limit_claim(device, best) if self.with_claims else None
+        return self._limit_claim(device, best) if self.is_bounding else None
 
     def _limit_claim(self, device: Device, segment: Segment) -> Segment:
         """Return a claimed segment at the rate of the device's time that it may take.

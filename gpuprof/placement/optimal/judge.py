@@ -379,8 +379,9 @@ def _list_batches(segments: Segments, demand: Demand, device: Device) -> Floats:
         for share in shares:
             for count in space.processes(share):
                 workloads = [Workload(model, size, share, count) for size in space.listed_batches(model, device, share)]
-                for seconds, in_time, answer_s in _list_in_share(segments, demand, device, workloads):
-                    batches.append((seconds * device.fraction(share) / count, in_time, answer_s))
+                with suppress(InputError):  # nor is there an estimate of larger batches
+                    for seconds, in_time, answer_s in _list_in_share(segments, demand, device, workloads):
+                        batches.append((seconds * device.fraction(share) / count, in_time, answer_s))
     return np.array(batches).reshape(-1, 3)
 
 
@@ -392,9 +393,9 @@ def _list_in_share(
     Between listed sizes, times are interpolated: no size between two has a better ratio of requests to time than both.
     """
     options = segments.problem.options
-    if not _has_partial_batches(segments.problem, demand):
+    if not workloads or not _has_partial_batches(segments.problem, demand):
         for workload in workloads:
-            throughput_rps = segments.throughput_rps(device, workload)
+            throughput_rps = segments.full_rps(device, workload)
             yield workload.processes * workload.batch / throughput_rps, float(workload.batch), 0.0
         return
 
@@ -403,7 +404,9 @@ def _list_in_share(
     @cache
     def find(size: int) -> tuple[float, float]:
         """Return the time of a batch, and the part of such batches in time."""
-        ms = segments.latency_ms(device, replace(workloads[0], batch=size)) + options.host.handover_ms
+        workload = replace(workloads[0], batch=size)
+        each_ms = 1000.0 * workload.processes / segments.full_rps(device, workload)
+        ms = each_ms * size + options.host.handover_ms
         server = BatchServer((ms,), 1, 0.0, latency_cv=cv, overhead_ms=options.overhead_ms)
         return ms, parts_in_time(server, limit_ms)[0]
 

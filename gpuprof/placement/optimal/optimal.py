@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_left
 from collections import Counter
@@ -45,7 +46,7 @@ from gpuprof.placement.pool import MOST_REPLANS, Gpus
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import EXACT
 from gpuprof.placement.rate_limit import RATE_PRECISION
-from gpuprof.placement.segment import PooledSegments, Segment, Segments
+from gpuprof.placement.segment import PooledSegments, Segment, Segments, SharedSegments
 from gpuprof.placement.unplaced_reasons import with_reasons, with_unplaced
 
 #: Plans a problem anew.
@@ -71,6 +72,7 @@ class Optimal:
         Maps of measured figures alone come first: extrapolated shares are only used where they make a cheaper map.
         """
         limit, start = Limit(problem.options.time_limit_s), None
+        no_bounds = TimeBounds(1, min(list_prices(problem.fleet.entries).values()), None)
         limit = limit.with_least((limit.seconds or 0.0) / 2.0)  # where other programs occupy the processors
         is_shared = bool(list_shareable(problem))
         search_limit = limit.keeping((limit.seconds or 0.0) / 4.0) if is_shared else limit
@@ -78,11 +80,11 @@ class Optimal:
         measured = None if problem.previous is not None else restrict_to_measured(plain_problem)
         if measured is not None:
             first_limit = search_limit.keeping((search_limit.seconds or 0.0) / 2.0)
-            start = Search(measured, first_limit).find_map()
+            start = Search(measured, first_limit, time_bounds=no_bounds).find_map()
         search = Search(plain_problem, search_limit, None if start is None or start.unplaced else start)
         incumbent = search.find_map()
         if is_shared:
-            bounds = search.time_bounds or TimeBounds(1, min(list_prices(problem.fleet.entries).values()), None)
+            bounds = search.time_bounds or no_bounds
             bounding_limit = limit.with_least((limit.seconds or 0.0) / 3.0)  # however long the search took
             with problem.limits.until(bounding_limit), suppress(TimeUpError):
                 bounds = search.time_bounds or bound_by_time(problem)
@@ -117,10 +119,6 @@ class Search:
         self._best = self._place_first()
         self._report_progress()
         with self.problem.limits.until(self.limit), suppress(TimeUpError):
-            if self._is_queued or list_shareable(problem):
-                self.time_bounds = bound_by_time(problem)
-                self._best = self.time_bounds.add_to(self._best)
-                self._report_progress()
             self._search()
         with self.problem.limits.until(self.limit), suppress(TimeUpError):
             self._finish()
@@ -131,23 +129,38 @@ class Search:
         return with_unplaced(problem, self._judge.segments, replace(placement, stopped=stopped))
 
     def _make_segments(self, problem: Problem) -> Segments:
-        return PooledSegments(problem) if self._is_queued else Segments(problem)
+        return PooledSegments(problem) if self._is_queued else SharedSegments(problem)
 
     def _place_first(self) -> Placement:
-        """Return the cheapest first fit on a single kind of device, or on a counted fleet on all kinds."""
+        """Return the cheapest first map on a single kind of device, or on a counted fleet on all kinds.
+
+        The program of undivided partitions replicates models; a first fit packs them, and is repaired without a limit.
+        """
         best = self.start
         kinds = () if best is not None else list_single_kinds(self.problem, self._make_segments(self.problem))
         for cost, problem in kinds:
             if best is not None and not best.unplaced and cost >= sum_prices(self.problem, best.gpus):
                 continue
             segments = self._make_segments(problem)
+            offers, limit = (
+                CandidateSegments(problem, segments),
+                self._halve_limit() if self._is_counted else Limit(None),
+            )
             first_fit = partial(place_first_fit, problem, segments)
-            for placement in self._repair(segments, "first fit", first_fit, Limit(None)):
+            for placement in itertools.chain(
+                self._run_program(offers, offers.list_undivided, limit),
+                self._repair(segments, "first fit", first_fit, Limit(None)),
+            ):
                 if best is None or self._judge.rank(placement) < self._judge.rank(best):
                     best = placement
         assert best is not None
         best = self._settle_exactly(best)
         return replace(best, lower_bound_gpus=1, lower_bound_cost_per_hour=min(list_prices(self._entries).values()))
+
+    @property
+    def _is_by_time(self) -> bool:
+        """Whether the time of the devices bounds the maps: with queues, or shared workers."""
+        return self._is_queued or bool(list_shareable(self.problem))
 
     @property
     def _is_queued(self) -> bool:
@@ -171,9 +184,14 @@ class Search:
         segments = self._make_segments(problem)
         offers = CandidateSegments(problem, segments)
         starts = [self._best]
+        if not self._is_by_time and not self._best.unplaced:
+            self._bound_budget(offers, self.limit.keeping(0.75 * (self.limit.left_s or 0.0)))
+            if self._is_done:
+                return
         for placement in self._list_maps(offers, planner := PartitionPlanner(problem, segments)):
             self._keep(placement)
             starts.append(placement)
+            self._bound_time()
             if self._is_done:
                 return
         local_search = LocalSearch(problem, planner, self._judge.accept, self.limit)
@@ -197,13 +215,12 @@ class Search:
             self._keep(placement)
 
     def _list_maps(self, offers: CandidateSegments, planner: PartitionPlanner) -> Iterator[Placement]:
-        """Yield maps of undivided partitions, of patterns with neighbours, and of the program without neighbours.
+        """Yield maps of patterns with neighbours, and of the program without neighbours.
 
         Under the queueing model the program comes before the patterns, each of which takes queues beside neighbours.
         """
-        yield from self._run_program(offers, offers.list_undivided)
         if self._is_queued:
-            yield from self._run_program(offers, offers.list_choices)
+            yield from self._run_program(offers, offers.list_choices, self._halve_limit())
         if not (self._is_counted and self._best.unplaced):  # patterns serve demands whole
             kept_s = (self.limit.left_s or 0.0) / (2.0 if self._is_queued else 4.0)
             limit = self.limit.keeping(kept_s)
@@ -211,7 +228,7 @@ class Search:
             if stock is not None:
                 yield self._judge.settle(stock, "patterns of replicas")
         if not self._is_queued:
-            yield from self._run_program(offers, offers.list_choices, is_every=True)
+            yield from self._run_program(offers, offers.list_choices, self._halve_limit(), is_every=True)
 
     def _halve_limit(self) -> Limit:
         """Return a limit at half of the time left."""
@@ -285,15 +302,15 @@ class Search:
         self._best = replace(self._best, upper_bound_goodput_rps=most)
 
     def _run_program(
-        self, offers: CandidateSegments, list_choices: Callable[[], Choices], *, is_every: bool = False
+        self, offers: CandidateSegments, list_choices: Callable[[], Choices], limit: Limit, *, is_every: bool = False
     ) -> Iterator[Placement]:
         """Yield the maps of the program; over every choice with a latency budget, its bound holds for all maps."""
-        problem, limit = offers.problem, self._halve_limit()
+        problem = offers.problem
 
         def place(demands: Sequence[Demand]) -> Gpus:
             plan = plan_by_program(problem, list_choices(), demands, limit)
             if is_every:
-                self._bound_budget(offers, plan.bound)
+                self._bound_budget(offers, self.limit, plan.bound)
             return plan.pack(problem, offers.segments)
 
         yield from self._repair(offers.segments, "integer program", place, limit)
@@ -324,22 +341,32 @@ class Search:
                 served_rps = max(rate_rps - unplaced.rate_rps, rate_rps / 2.0)
                 rates[unplaced.model] *= rate_rps / served_rps * (1.0 + RATE_PRECISION)
 
-    def _bound_budget(self, offers: CandidateSegments, plan_bound: float) -> None:
-        """Bound the cost of every map without shared workers, or on a small fleet the goodput."""
-        if self.time_bounds is not None:
+    def _bound_time(self) -> None:
+        """Bound every map under the queueing model, and every map with shared workers."""
+        if self._is_by_time and self.time_bounds is None:
+            self.time_bounds = bound_by_time(self.problem)
+            self._best = self.time_bounds.add_to(self._best)
+            self._report_progress()
+
+    def _bound_budget(self, offers: CandidateSegments, limit: Limit, plan_bound: float = 0.0) -> None:
+        """Bound the cost of every map without shared workers, or on a small fleet the goodput.
+
+        ``plan_bound``: of the maps of the offers.
+        """
+        if self._is_by_time:
             return
-        problem, segments, choices = offers.problem, offers.segments, offers.list_choices()
-        if offers.has_claims:
-            choices, plan_bound = CandidateSegments(problem, segments, with_claims=True).list_choices(), 0.0
+        problem, segments = offers.problem, offers.segments
+        choices = CandidateSegments(problem, segments, is_bounding=True).list_choices()
         bounding = with_least_memory(problem, segments, choices)
         if self._best.unplaced and self._is_counted:
             self._bound_goodput(bounding)
-        cost = math.inf if self._best.unplaced else sum_prices(self.problem, self._best.gpus)
         if not all(bounding.values()):
             return
-        if plan_bound < cost * (1.0 - EXACT) and not self.limit.is_over:
-            plan_bound = bound_by_program(problem, bounding, cost, self.limit)
-        self._raise_cost_bound(plan_bound)
+        if plan_bound and bounding == offers.list_choices():
+            self._raise_cost_bound(plan_bound)
+        cost = math.inf if self._best.unplaced else sum_prices(self.problem, self._best.gpus)
+        if not self._is_done and not limit.is_over:
+            self._raise_cost_bound(bound_by_program(problem, bounding, cost, limit))
 
     def _finish(self) -> None:
         """Keep what runs already where that costs nothing, and raise the rates of unmet demands."""

@@ -57,6 +57,42 @@ def test_what_first_fit_decreasing_wastes_is_used() -> None:
     assert best.lower_bound_gpus == 2
 
 
+@dataclass(frozen=True)
+class SlowedEstimator(TabledEstimator):
+    """Knows that any neighbours make a batch take half as long again, and says so."""
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        estimate = super().estimate(model, device, batch, share, beside, processes)
+        return replace(estimate, latency_ms=estimate.latency_ms.scale_by(1.5)) if beside else estimate
+
+    def least_beside(self, model: str, device: Device, alone: Figure) -> Figure:
+        return alone.scale_by(1.5)
+
+
+def test_the_bound_knows_that_neighbours_slow_each_other_down() -> None:
+    rates = {Share(pct): rate for pct, rate in ((50.0, 100.0), (100.0, 200.0))}
+    table = {Workload(model, 1, share, 1): rate for model in ("a", "b") for share, rate in rates.items()}
+    given = problem([demand(model, 90.0, 50.0) for model in ("a", "b")], options=BUDGET)
+    placement, _ = solve_and_check(OPTIMAL, replace(given, estimator=SlowedEstimator(table)))
+    assert len(placement.gpus) == placement.lower_bound_gpus == 2
+    light, _ = solve_and_check(
+        OPTIMAL,
+        replace(
+            given, demands=tuple(replace(d, rate_rps=60.0) for d in given.demands), estimator=SlowedEstimator(table)
+        ),
+    )
+    assert len(light.gpus) == 1
+
+
+def test_a_part_without_neighbours_that_is_quicker_than_the_whole_does_not_break_the_bound() -> None:
+    table = {Workload("a", 1, share, 1): rate for share, rate in ((Share(50.0), 100.0), (Share(), 60.0))}
+    given = replace(problem([demand("a", 90.0, 50.0)], options=BUDGET), estimator=SlowedEstimator(table))
+    placement, _ = solve_and_check(OPTIMAL, given)
+    assert placement.lower_bound_gpus == 1
+
+
 def test_a_demand_is_split_into_the_instances_that_leave_no_gap() -> None:
     # 7 × 100 in slices of one beats 4g (350) + 3g (250) + …
     table = TabledEstimator(
