@@ -22,10 +22,11 @@ from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import MEASURED, Workload, board_work, bound_by_work
 from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.domain.number_format import ROUNDING
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import BatchServer, QuickQueueModel, queue_of
 from gpuprof.errors import InputError
-from gpuprof.placement.evidence import RELATIVE_ROUNDING, ROUNDING
+from gpuprof.placement.evidence import RELATIVE_ROUNDING
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.restricted_master import RestrictedMaster, solve_relaxation
 from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition, PlacedReplica, Placement, map_replicas
