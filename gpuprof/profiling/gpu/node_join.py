@@ -33,8 +33,9 @@ _TICK_NS = 1000  # ONNX Runtime's profile is in whole microseconds
 _STEP_NS = 500  # between tried offsets
 _MOST_OFFSETS = 20_000  # tried in a window
 _MOST_LAUNCHES = 500  # that decide the offset: the last ones
-_ENOUGH = 0.98  # part of the launches in nodes at which no other offset is tried
-_LEAST_AGREEING = 0.9  # part of the launches in nodes below which the profile is of another session
+#: Part of the launches within the session's runs that agree with its nodes: no other offset is tried from the first on,
+#: and below the second the profile is of another session.
+_ENOUGH, _LEAST_AGREEING = 0.98, 0.9
 
 
 def join_nodes(timeline: Timeline, profile: Timeline) -> Timeline:
@@ -141,7 +142,8 @@ def _find_offset(timeline: Timeline, profile: Timeline) -> int:
     is_of_session = bool(offsets)  # gpuprof recorded both
     for low, high in _list_windows(timeline, profile, calls):
         offsets.append(trial.find_best(low, high))
-        if trial.count(offsets[-1])[0] >= _ENOUGH * len(last_calls):
+        agreeing, within = trial.count(offsets[-1])
+        if agreeing >= _ENOUGH * within and 2 * agreeing >= len(last_calls):
             break
     offset = max(offsets, key=lambda offset: trial.count(offset)[0], default=0)
     agreeing, within = trial.count(offset)
