@@ -52,7 +52,6 @@ from gpuprof.estimators.measured.measured import (
     blend_measured,
     estimate_bandwidth,
     figure_of,
-    figure_within,
     widen_by,
     widen_interval,
 )
@@ -99,7 +98,7 @@ class ModelLatencies:
         if parts:
             each = [(*self._at_sizes(device, sized_model, workload), weight) for sized_model, weight in parts]
             figure = blend_figures([(latency, weight) for latency, _, weight in each])
-            error = self.calibrate(device).interpolation_error(0.0)
+            error = self.calibrate(device).interpolation_error
             return widen_by(figure, error), max(cv for _, cv, _ in each)
         return self._carry_over_sizes(device, model, workload)
 
@@ -153,8 +152,8 @@ class ModelLatencies:
             figure = self._extrapolate(model, device, workload, value, point)
             return replace(figure, source=point.mark_source(figure.source)), point.cv
         if source == INTERPOLATED:
-            error = self.calibrate(device).interpolation_error(max(point.relative_error, point.low_error or 0.0))
-            return figure_within(value, point.mark_source(source), error), point.cv
+            latency = Figure(value, point.mark_source(source), *point.ends_of(value))
+            return widen_by(latency, self.calibrate(device).interpolation_error), point.cv
         return Figure(value, point.mark_source(source), *point.ends_of(value)), point.cv
 
     def _extrapolate(

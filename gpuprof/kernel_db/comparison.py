@@ -175,11 +175,15 @@ def pool_variances(cells: Iterable[Sequence[float]]) -> float:
 def predict_next_run(latencies_ms: Sequence[float], pooled_variance: float) -> tuple[float, float]:
     """Return the 90% interval of the latency of a further run of a cell, Student's prediction interval of the logs.
 
-    ``latencies_ms``: of two or more runs; ``pooled_variance``: of `pool_variances`.
+    ``latencies_ms``: of one or more runs; ``pooled_variance``: of `pool_variances`. The interval of a single run
+    without a pooled variance is the run itself.
     """
     logs = [math.log(latency_ms) for latency_ms in latencies_ms]
+    if len(logs) == 1 and not pooled_variance:
+        return latencies_ms[0], latencies_ms[0]
     freedom = len(logs) - 1 + (_LEAST_CELLS if pooled_variance else 0)
-    deviation = math.sqrt(max(statistics.variance(logs), pooled_variance) * (1.0 + 1.0 / len(logs)))
+    variance = statistics.variance(logs) if len(logs) > 1 else 0.0
+    deviation = math.sqrt(max(variance, pooled_variance) * (1.0 + 1.0 / len(logs)))
     middle, half_width = statistics.fmean(logs), _student_quantile(0.95, freedom) * deviation
     return math.exp(middle - half_width), math.exp(middle + half_width)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # imported on use: not needed without a database
     import pyarrow as pa
 
 #: Version of the tables below, stored in every file; `gpuprof.kernel_db.store` upgrades older files.
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 VERSION_KEY = b"gpuprof.kernel_db"
 
 
@@ -165,6 +165,8 @@ class ModelRow:
     client_sms: int | None = None
     #: CPU time used, percent of the share's cores, with batches running back to back.
     cpu_utilization_pct: float | None = None
+    #: Time that threads were ready but waited for a core that other programs had, percent of the share's cores.
+    cpu_wait_pct: float | None = None
     power_w: float | None = None
     idle_power_w: float | None = None
     clock_mhz: float | None = None

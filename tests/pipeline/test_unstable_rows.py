@@ -76,6 +76,20 @@ def test_the_interval_of_an_unstable_row_covers_the_median_that_disturbances_spa
     assert figure.low == pytest.approx(2.0)
 
 
+def test_a_figure_reaches_up_and_down_by_the_slowdown_that_the_database_saw(here: Path) -> None:
+    # Half of the runs waited for a core as long as they had one.
+    calm = replace(ROW, cpu_utilization_pct=99.0, cpu_wait_pct=0.0)
+    busy = replace(calm, latency_mean_ms=20.0, stable=False, cpu_utilization_pct=50.0, cpu_wait_pct=50.0)
+    rows = [replace(calm, run_id=f"r{n}", model=f"calm{n}") for n in range(10)]
+    rows += [replace(busy, run_id=f"r{n}", model=f"busy{n}") for n in range(10, 20)]
+    write(here / "busy", *rows, replace(calm, run_id="r30", model="half", sm_share_pct=50.0))
+    quiet, disturbed = (latency(model, db=here / "busy") for model in ("calm1", "busy11"))
+    assert quiet.high == pytest.approx(20.0, rel=0.01) and quiet.low is not None and quiet.low > 9.8
+    assert disturbed.low == pytest.approx(10.0, rel=0.01) and disturbed.high is not None and disturbed.high < 20.3
+    alone = latency("half", db=here / "busy", share="50")
+    assert alone.upper() < 10.1  # nothing disturbed this share
+
+
 def test_a_plan_takes_the_upper_end_of_unstable_times_and_says_how_many_rest_on_them(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

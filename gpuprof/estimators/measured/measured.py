@@ -50,6 +50,8 @@ CREQ_METRICS = {
     "wavg_occupancy": "wavg_occupancy_pct",
     "wavg_sm_util": "wavg_sm_util_pct",
 }
+#: Level of the upper end of a 90% interval.
+_UPPER = 0.95
 _FIGURES = ("client_sms", "memory_peak_bytes", "power_w", "l2_pct", "dram_pct", *CREQ_METRICS.values())
 
 
@@ -206,16 +208,20 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
             runs.setdefault(key, []).append(row)
             if key not in chosen or row.stable or not chosen[key].stable:
                 chosen[key] = row
-    latencies = {workload: [_latency(row) or 0.0 for row in repeats] for workload, repeats in runs.items()}
+    undisturbed = {workload: [_undisturbed(row) for row in repeats] for workload, repeats in runs.items()}
     variances = {
-        device: pool_variances(times for workload, times in latencies.items() if workload[1] == device)
+        device: pool_variances(times for workload, times in undisturbed.items() if workload[1] == device)
         for device in {row.device for row in chosen.values()}
     }
+    slowdowns: dict[tuple[object, ...], list[float]] = {}
+    for (_, device, _, *share), repeats in runs.items():
+        slowdowns.setdefault((device, *share), []).extend(map(_slowdown, repeats))
     for workload, row in chosen.items():
         if workload not in failed:
-            computes = row.run_id in computed
-            point = _point(row, runs[workload], latencies[workload], variances[row.device], computes)
-            models[_name(row)].points.setdefault(row.device, []).append(point)
+            _, device, _, *share = workload
+            most = quantile(slowdowns[device, *share], _UPPER) or 1.0
+            noise = _Noise(runs[workload], undisturbed[workload], variances[row.device], most)
+            models[_name(row)].points.setdefault(row.device, []).append(_point(row, noise, row.run_id in computed))
     for row in failed.values():
         run = Workload(_name(row), row.batch, Share(row.sm_share_pct, row.mig_profile), row.processes)
         model_failures = models[run.model].failures.setdefault(row.device, [])
@@ -246,13 +252,35 @@ def _latency(row: ModelRow) -> float | None:
     return float(value) if value is not None and value > 0.0 else None
 
 
-def _point(
-    row: ModelRow, runs: Sequence[ModelRow], latencies: Sequence[float], variance: float, computed: bool
-) -> Point:
-    """Return the point of a row.
+def _slowdown(row: ModelRow) -> float:
+    """Return the factor by which other programs slowed a row: time on a core and waiting for one over time on one."""
+    if not row.cpu_wait_pct or not row.cpu_utilization_pct:
+        return 1.0
+    return 1.0 + row.cpu_wait_pct / row.cpu_utilization_pct
 
-    ``runs``, ``latencies``: rows of the workload, and their latencies; ``variance``: of `pool_variances`.
-    """
+
+def _undisturbed(row: ModelRow) -> float:
+    """Return the latency of a row without its waits for cores."""
+    return (_latency(row) or 0.0) / _slowdown(row)
+
+
+@dataclass(frozen=True, slots=True)
+class _Noise:
+    """Evidence of the noise of a workload's latency."""
+
+    runs: Sequence[ModelRow]  #: All runs of the workload.
+    undisturbed_ms: Sequence[float]  #: Their latencies without waits for cores.
+    variance: float  #: Between runs of a workload, of all workloads of the device (`pool_variances`).
+    most: float  #: Slowdown that 95% of the device's runs under the share do not exceed.
+
+    def interval(self) -> tuple[float, float]:
+        """Return the 90% interval of the latency of a further run, beside the same programs or none."""
+        low_ms, high_ms = predict_next_run(self.undisturbed_ms, self.variance)
+        return low_ms, high_ms * self.most
+
+
+def _point(row: ModelRow, noise: _Noise, computed: bool) -> Point:
+    """Return the point of a row."""
     latency = _latency(row) or 0.0
     cv = row.latency_std_ms / latency if row.latency_std_ms is not None else 0.0
     # 1.645 standard errors of the mean hold 90% of a normal distribution.
@@ -261,13 +289,13 @@ def _point(
         error = max(error, (row.latency_p50_high_ms - row.latency_p50_low_ms) / (2.0 * row.latency_p50_ms))
     if row.stable is False:
         error = max(error, min(cv, MOST_VARIATION))
-    low_ms, high_ms = latency / (1.0 + error), latency * (1.0 + error)
-    if len(latencies) > 1:
-        next_low_ms, next_high_ms = predict_next_run(latencies, variance)
-        low_ms, high_ms = min(low_ms, *latencies, next_low_ms), max(high_ms, *latencies, next_high_ms)
-    medians = [run.latency_p50_ms for run in runs if run.latency_p50_ms]
+    latencies = [_latency(run) or 0.0 for run in noise.runs]
+    next_low_ms, next_high_ms = noise.interval()
+    low_ms = min(latency / (1.0 + error), *latencies, next_low_ms)
+    high_ms = max(latency * (1.0 + error), *latencies, next_high_ms)
+    medians = [run.latency_p50_ms for run in noise.runs if run.latency_p50_ms]
     if row.stable is False and medians:
-        least_ms = predict_next_run(medians, variance)[0] if len(medians) > 1 else medians[0] / (1.0 + error)
+        least_ms = predict_next_run(medians, noise.variance)[0] if len(medians) > 1 else medians[0] / (1.0 + error)
         low_ms = min(low_ms, *medians, least_ms)
     return Point(
         row.batch,
@@ -453,18 +481,6 @@ class BatchCurve:
     def _line(self, left: int, right: int, batch: int) -> float:
         x0, x1, y0, y1 = self.batches[left], self.batches[right], self.values[left], self.values[right]
         return y0 + (y1 - y0) * (batch - x0) / (x1 - x0)
-
-
-def figure_within(value: float, source: str, error: float | None) -> Figure:
-    """Return the figure with the interval of a relative error: as far below by division as above.
-
-    Examples
-    --------
-    >>> figure = figure_within(10.0, "learned", 0.25)
-    >>> figure.low, figure.high
-    (8.0, 12.5)
-    """
-    return Figure(value, source) if error is None else Figure(value, source, value / (1 + error), value * (1 + error))
 
 
 def blend_figures(parts: Sequence[tuple[Figure, float]]) -> Figure:
@@ -663,13 +679,6 @@ class Calibration:
         self._surfaces = surfaces
         self._shape_of = shape_of
 
-    def interpolation_error(self, measured_error: float) -> float:
-        """Return the half-width of an interpolated value's 90% interval, as a fraction of the value.
-
-        ``measured_error``: relative error of the measurements.
-        """
-        return self._between + measured_error
-
     def scale_prediction(self, least_ms: float, source: str) -> Figure:
         """Return the figure for a roofline of ``least_ms``, scaled by the device's ratio of measurement to roofline.
 
@@ -697,7 +706,8 @@ class Calibration:
         return Figure(value, source, value / spread, value * spread)
 
     @cached_property
-    def _between(self) -> float:
+    def interpolation_error(self) -> float:
+        """Half-width of an interpolated value's 90% interval over the value, for exact measurements."""
         errors = [e for s in self._surfaces.values() for c in s.curves.values() for e in c.left_out_errors()]
         return _error_of(errors, "interpolation_error")
 

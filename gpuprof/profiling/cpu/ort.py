@@ -171,6 +171,7 @@ def _model_row(request: Request, timing: Timing, times: NodeTimes | None) -> Mod
         input_bytes=sum(tensor.bytes for tensor in job.graph.inputs),
         flops=None if job.graph.unread else job.graph.flops,
         cpu_utilization_pct=timing.cpu_utilization_pct,
+        cpu_wait_pct=timing.cpu_wait_pct,
         kernel_count=len(times.executed) if times else None,
         node_time_ms=times.total_ns / 1e6 if times else None,
         untied_time_ms=times.untied_ns / 1e6 if times else None,

@@ -30,6 +30,8 @@ class Timing:
     memory_peak_bytes: int
     memory_held_bytes: int
     cpu_utilization_pct: float  #: CPU time, percent of the share.
+    #: Time that threads waited for a core, percent of the share; None: not counted here, or also counts their quota.
+    cpu_wait_pct: float | None
     #: ``paused_ms``, ``paused_std_ms``: Mean time, and its standard deviation, of a batch after a pause, with fresh
     #: inputs; None: not measured with neighbours.
     paused_ms: float | None
@@ -226,12 +228,18 @@ def _timing(
         throughput += job.graph.batch * len(inside) / ((inside[-1][0] + inside[-1][1] - inside[0][0]) / 1e9)
     wall_s = max(sample.end_ns - sample.starts_ns[0] for sample in samples) / 1e9
     cpu_s = sum(sample.cpu_s for sample in samples)
+    waits_s = [sample.waited_s for sample in samples if sample.waited_s is not None]
     return Timing(
         stats=summarize([duration / 1e6 for _, duration in sorted(spans)], limits.precision, disturbance is None),
         throughput_rps=throughput,
         memory_peak_bytes=max(sample.memory_peak_bytes for sample in samples),
         memory_held_bytes=max(sample.memory_held_bytes for sample in samples),
         cpu_utilization_pct=100.0 * cpu_s / (wall_s * part.amount_cores),
+        cpu_wait_pct=(
+            100.0 * sum(waits_s) / (wall_s * part.amount_cores)
+            if len(waits_s) == len(samples) and part.quota_cores is None
+            else None
+        ),
         paused_ms=fmean(paused) / 1e6 if paused else None,
         paused_std_ms=stdev(paused) / 1e6 if paused else None,
         part=part,

@@ -118,6 +118,7 @@ class Sample:
     starts_ns: list[int]
     latencies_ns: list[int]
     cpu_s: float
+    waited_s: float | None  #: Time that its threads waited for a core, ready to run; None where the kernel does not count.
     memory_peak_bytes: int
     memory_held_bytes: int
 
@@ -197,15 +198,17 @@ class Resident:
         starts: list[int] = []
         latencies: list[int] = []
         over = self._is_stop_requested if limits is None else _make_stopping_rule(latencies, limits)
-        begin, cpu = time.monotonic(), time.process_time()
+        begin, cpu, waited = time.monotonic(), time.process_time(), _waited_s()
         while not starts or not over(time.monotonic() - begin):
             start = time.perf_counter_ns()
             self._run()
             latencies.append(time.perf_counter_ns() - start)
             starts.append(start)
-        cpu_s = time.process_time() - cpu
+        cpu_s, waited_s = time.process_time() - cpu, _waited_s()
+        if waited is not None and waited_s is not None:
+            waited_s -= waited
         peak, resident_bytes = (max(0, _status_bytes(key) - self._baseline_bytes) for key in ("VmHWM", "VmRSS"))
-        return Sample(starts, latencies, cpu_s, peak, resident_bytes)
+        return Sample(starts, latencies, cpu_s, waited_s, peak, resident_bytes)
 
     def _is_stop_requested(self, elapsed_s: float) -> bool:
         assert self._connection is not None
@@ -329,6 +332,16 @@ def _growing_counts() -> Iterator[int]:
     while True:
         yield count
         count += 1 + count // 10
+
+
+def _waited_s() -> float | None:
+    """Return how long the threads of this process have waited for a core; None where the kernel does not count it."""
+    try:
+        # Time on a core, time ready but not on one, in nanoseconds (Documentation/scheduler/sched-stats.rst).
+        threads = [(task / "schedstat").read_text().split() for task in Path("/proc/self/task").iterdir()]
+    except OSError:
+        return None
+    return sum(int(counters[1]) for counters in threads) / 1e9
 
 
 def _set_mmap_threshold(size: int) -> None:

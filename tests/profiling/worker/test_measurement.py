@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.machine.cgroup import own_cores
 from gpuprof.machine.cores import MachineLoad
+from gpuprof.profiling.worker.job import TimingLimits
 from gpuprof.profiling.worker.measurement import Crew, ShareBinding
 from gpuprof.profiling.worker.process import Worker
 from gpuprof.profiling.worker.tasks import Loaded, Resident, Sample, WorkerSetup, check_model
@@ -86,6 +89,26 @@ def test_other_programs_that_run_meanwhile_make_a_row_unstable(model: Path, monk
     with Crew([job]) as crew:
         (timing,) = crew.measure([job], QUICK)
     assert timing.disturbance == "busy, 0.04" and not timing.stats.stable
+
+
+def test_a_row_beside_a_load_that_starts_midway_is_marked_and_counts_the_waits(model: Path) -> None:
+    spin = "import os, time; os.sched_setaffinity(0, [{}]); time.sleep(0.2)\nwhile True: pass"
+    loads: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        loads.extend(subprocess.Popen([sys.executable, "-c", spin.format(core)]) for core in own_cores())
+
+    job = a_job(model)
+    with Crew([job]) as crew:
+        try:
+            (timing,) = crew.measure([job], TimingLimits(precision=1e-6, max_time_s=1.5), begin=start)
+        finally:
+            for load in loads:
+                load.kill()
+                load.wait()
+    assert timing.disturbance is not None and "other programs kept" in timing.disturbance
+    assert not timing.stats.stable
+    assert timing.cpu_wait_pct is None or timing.cpu_wait_pct > 5.0  # where the kernel counts it
 
 
 def test_neighbours_end_their_batch_before_they_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
