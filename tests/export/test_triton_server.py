@@ -1,20 +1,34 @@
 """Triton's own server reads what ``gpuprof export --to triton`` writes.
 
 ``.ci/install-triton.sh`` unpacks it and ``GPUPROF_TRITON`` names the file; without it these tests are skipped. The
-package has no backend for ONNX: that it asks for one says that names, versions and configuration were taken.
+package has no backend for ONNX: that it asks for one says that names, versions and configuration were taken. Planned
+configurations are loaded and executed by a backend in Python (`triton_onnxruntime.py`).
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import socket
 import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
+from tritonclient import http
+from tritonclient.utils import InferenceServerException
 
+from gpuprof.cli.main import main
+from gpuprof.domain.deployment import read_map
 from gpuprof.export.targets import export
 from gpuprof.pipeline.export import MapExportResult
 from tests.export.test_triton_repository import _save_identity, _with_file
+from tests.profiling.models import write_mlp
 
 _UNPACKED = Path(__file__).parents[2] / ".venv/triton/pytriton/tritonserver/bin/tritonserver"
 SERVER = Path(os.environ.get("GPUPROF_TRITON") or _UNPACKED)
@@ -22,6 +36,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not SERVER.is_file(), reason="no tritonserver: GPUPROF_TRITON names none"),
 ]
+#: Inputs and outputs of the models.
+_TENSORS = (("input", "x"), ("output", "r1"))
 _TAKEN = "unable to find backend library for backend 'onnxruntime'"
 
 
@@ -37,7 +53,7 @@ def repository(tmp_path: Path) -> Path:
     _save_identity(tmp_path / "net.onnx", "batch", 3)
     bundle = export(_with_file("net@3", "net.onnx", 4), "triton", base=tmp_path)
     MapExportResult(files=bundle.files, models=bundle.models).write(tmp_path / "out")
-    (path,) = (tmp_path / "out").iterdir()
+    (path,) = (tmp_path / "out").glob("node*")
     return path
 
 
@@ -52,3 +68,71 @@ def test_its_server_refuses_a_configuration_that_is_wrong(repository: Path) -> N
     path.write_text(path.read_text() + "nonsense: 1\n")
     log = _ask_triton(repository)
     assert "Poll failed" in log and _TAKEN not in log
+
+
+@contextmanager
+def _serve(repository: Path, configuration: str, backends: Path) -> Iterator[http.InferenceServerClient]:
+    """Start the server with a backend in Python for ONNX Runtime; yield a client once all models are loaded."""
+    home = SERVER.parents[1]
+    shutil.copytree(home / "backends" / "python", backends / "python")
+    stub = home / "python_backend_stubs" / f"{sys.version_info[0]}.{sys.version_info[1]}"
+    shutil.copy(stub / "triton_python_backend_stub", backends / "python")
+    (backends / "python" / "triton_python_backend_stub").chmod(0o755)
+    (backends / "onnxruntime").mkdir()
+    shutil.copy(Path(__file__).parent / "triton_onnxruntime.py", backends / "onnxruntime" / "model.py")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [str(SERVER), f"--model-repository={repository}", f"--backend-directory={backends}"]
+    command += [f"--model-config-name={configuration}", "--allow-grpc=false", "--allow-metrics=false"]
+    command += ["--http-address=127.0.0.1", f"--http-port={port}"]
+    libraries = {
+        "LD_LIBRARY_PATH": str(home.parents[1] / "nvidia_pytriton.libs"),
+        "PYTHONPATH": sysconfig.get_paths()["purelib"],
+    }
+    with (backends / "log").open("w") as log:
+        server = subprocess.Popen(command, env={**os.environ, **libraries}, stdout=log, stderr=log)
+    try:
+        client = http.InferenceServerClient(f"127.0.0.1:{port}")
+        _await_ready(client, server, backends / "log")
+        yield client
+        client.close()
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def _await_ready(client: http.InferenceServerClient, server: subprocess.Popen[bytes], log: Path) -> None:
+    for _ in range(600):
+        assert server.poll() is None, log.read_text()
+        try:
+            if client.is_server_ready():
+                return
+        except (OSError, InferenceServerException):
+            pass
+        time.sleep(0.1)
+    raise AssertionError(log.read_text())
+
+
+def test_its_server_loads_the_planned_configurations_of_five_models_and_executes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    widths = {f"net{number}": 16 + number for number in range(5)}
+    for name, width in widths.items():
+        Path("repository", name, "1").mkdir(parents=True)
+        write_mlp(Path("repository", name, "1", "model.onnx"), width)
+        tensors = [f'{kind} {{ name: "{tensor}" data_type: TYPE_FP32 dims: {width} }}' for kind, tensor in _TENSORS]
+        text = f'backend: "onnxruntime" max_batch_size: 64 {" ".join(tensors)} instance_group {{ kind: KIND_CPU }}'
+        Path("repository", name, "config.pbtxt").write_text(text)
+    files = [f"{name}=repository/{name}/1/model.onnx" for name in widths]
+    assert main(["profile", *files, "--batch", "1,4", "--device", "cpu", "--time-limit", "0.1"]) in (0, 2)
+    Path("slo.csv").write_text("model,rate_rps,slo_ms\n" + "".join(f"{name},20,500\n" for name in widths))
+    assert main(["place", "--triton-repository", "repository"]) == 0
+    with _serve(Path("repository"), "node0", tmp_path / "backends") as client:
+        for name, width in widths.items():
+            (group,) = client.get_model_config(name)["instance_group"]
+            planned = [replica for *_, replica in read_map(Path("map.json")).places() if replica.model == name]
+            assert group["count"] == sum(replica.processes for replica in planned)
+            tensor = http.InferInput("x", [1, width], "FP32")
+            tensor.set_data_from_numpy(np.ones((1, width), np.float32))
+            assert client.infer(name, [tensor]).as_numpy("r1").shape == (1, width)
