@@ -1,17 +1,13 @@
 """ONNX Runtime as a backend of Triton written in Python, for servers without the compiled one.
 
-Triton loads the file ``onnxruntime/model.py`` of its directory of backends for models whose configuration names the
-backend ``onnxruntime``. Its interpreter finds no packages but those of the ``PYTHONPATH`` read here.
+Triton loads the class from ``onnxruntime/model.py`` in its directory of backends, for models whose configuration names the
+backend ``onnxruntime``.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Any
-
-sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
 
 import numpy as np
 import onnxruntime as ort
@@ -38,7 +34,8 @@ class TritonPythonModel:
         ends = np.cumsum([len(part) for part in arrays[names[0]]])[:-1]
         results = zip(*(np.split(output, ends) for output in outputs), strict=True)
         labels = [entry.name for entry in self._session.get_outputs()]
+        # By DLPack, since Triton's interpreter was built for NumPy 1 and takes arrays of NumPy 2 to be empty.
         return [
-            backend.InferenceResponse([backend.Tensor(*pair) for pair in zip(labels, parts, strict=True)])
+            backend.InferenceResponse([backend.Tensor.from_dlpack(*pair) for pair in zip(labels, parts, strict=True)])
             for parts in results
         ]

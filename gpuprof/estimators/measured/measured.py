@@ -220,7 +220,8 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
         if workload not in failed:
             _, device, _, *share = workload
             most = quantile(slowdowns[device, *share], _UPPER) or 1.0
-            noise = _Noise(runs[workload], undisturbed[workload], variances[row.device], most)
+            least = 0.0 if row.cpu_wait_pct is None else constant("published", "run_spread") ** 2
+            noise = _Noise(runs[workload], undisturbed[workload], max(least, variances[row.device]), most)
             models[_name(row)].points.setdefault(row.device, []).append(_point(row, noise, row.run_id in computed))
     for row in failed.values():
         run = Workload(_name(row), row.batch, Share(row.sm_share_pct, row.mig_profile), row.processes)

@@ -118,7 +118,9 @@ class Sample:
     starts_ns: list[int]
     latencies_ns: list[int]
     cpu_s: float
-    waited_s: float | None  #: Time that its threads waited for a core, ready to run; None where the kernel does not count.
+    waited_s: (
+        float | None
+    )  #: Time that its threads waited for a core, ready to run; None where the kernel does not count.
     memory_peak_bytes: int
     memory_held_bytes: int
 
