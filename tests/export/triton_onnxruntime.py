@@ -1,7 +1,7 @@
 """ONNX Runtime as a backend of Triton written in Python, for servers without the compiled one.
 
-Triton loads the class from ``onnxruntime/model.py`` in its directory of backends, for models whose configuration names the
-backend ``onnxruntime``.
+Triton loads the class from ``onnxruntime/model.py`` in its directory of backends, for models whose configuration names
+the backend ``onnxruntime``.
 """
 
 from __future__ import annotations
