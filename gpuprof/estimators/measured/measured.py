@@ -307,7 +307,7 @@ def _point(row: ModelRow, noise: _Noise, computed: bool) -> Point:
         high_ms / latency - 1.0,
         *_after_pause(row, latency, min(cv, MOST_VARIATION)),
         # A run that was only timed has none of the figures of kernels.
-        {name: float(v) for run in (*runs, row) for name in _FIGURES if (v := getattr(run, name)) is not None},
+        {name: float(v) for run in (*noise.runs, row) for name in _FIGURES if (v := getattr(run, name)) is not None},
         row.stable is not False,
         computed,
         latency / low_ms - 1.0,
