@@ -56,6 +56,8 @@ _NEVER_FOLDED = {
     "DequantizeLinear", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
     "Bernoulli", "If", "Loop", "Scan",
 }  # fmt: skip
+#: First opset in which Scan has no batch of its own.
+_OLDEST_SCAN = 9
 #: Limits of folding: a node with a larger output, in bytes and relative to its inputs, is an op, since zeros of a large
 #: shape take memory although the file holds a few bytes. Smaller outputs are weights: networks with synthetic weights
 #: fill the matrices of large layers this way, with hundreds of megabytes.
@@ -119,6 +121,8 @@ class Shapes:
         self._protos: dict[str, TensorProto] = {}
         self._types: dict[str, TypeProto] = {}
         self._bodies: dict[tuple[str, ...], tuple[Body, ...]] = {}
+        #: Known values that are of the first iteration of a loop alone, and decide neither turns nor branches.
+        self._of_first_turn: set[str] = set()
 
     def add_value(self, tensor: TensorProto) -> None:
         """Record the value of a small weight. Raises `InputError` for an invalid array, as in a damaged file."""
@@ -182,6 +186,8 @@ class Shapes:
         if value is None:
             return False
         name = node.output[0]
+        if node.op_type not in ("Shape", "Size") and self._of_first_turn.intersection(node.input):
+            self._of_first_turn.add(name)
         self.values[name] = value
         self.tensors[name] = Tensor(name, dtype_name(helper.np_dtype_to_tensor_dtype(value.dtype)), value.shape)
         return True
@@ -240,7 +246,7 @@ class Shapes:
 
     def _infer_if(self, node: NodeProto) -> list[Tensor | None]:
         """Return the outputs of the possible branch with the largest outputs."""
-        condition = self.values.get(node.input[0])
+        condition = self._constant_value(node.input[0])
         branches = {attribute.name: attribute.g for attribute in node.attribute}
         if condition is not None:
             branches = {
@@ -265,7 +271,7 @@ class Shapes:
             return None
         turns = self._turns.get(name_loop(node)) or self._count_turns(node, graph)
         try:
-            body = self._walk_body(graph, list(zip(inputs, first, strict=True)), turns or 1)
+            body = self._walk_body(graph, list(zip(inputs, first, strict=True)), 1 if turns is None else turns)
         except InputError:
             return None
         results = body.outputs[1:]
@@ -286,12 +292,17 @@ class Shapes:
 
     def _count_turns(self, node: NodeProto, graph: GraphProto) -> int | None:
         """Return the iterations of a Loop; None where data-dependent, by the trip count or by the condition."""
-        trips = self.values.get(node.input[0])
-        start = node.input[1] if len(node.input) > 1 else ""
-        begins = not start or (start in self.values and bool(self.values[start]))
-        if trips is None or not begins or not self._is_always_true(graph):
+        trips = self._constant_value(node.input[0])
+        start = self._constant_value(node.input[1]) if len(node.input) > 1 and node.input[1] else np.array(True)
+        if start is not None and not start:
+            return 0
+        if trips is None or start is None or not self._is_always_true(graph):
             return None
-        return int(trips.item())
+        return max(0, int(trips.item()))
+
+    def _constant_value(self, name: str) -> Array | None:
+        """Return a known value that is equal in all iterations of a loop around it, else None."""
+        return None if name in self._of_first_turn else self.values.get(name)
 
     def _is_always_true(self, graph: GraphProto) -> bool:
         """Return whether a Loop's body returns its input condition, or a constant true."""
@@ -311,19 +322,22 @@ class Shapes:
         return name in self.values and bool(self.values[name].all())
 
     def _walk_scan(self, node: NodeProto) -> None:
-        """Record the body of a Scan over the first axes of its inputs; Scans over other axes stay unknown."""
+        """Record the body of a Scan; those of opset 8, which scan each item of a batch, stay unknown."""
         attributes = {attribute.name: attribute for attribute in node.attribute}
         scanned = attributes["num_scan_inputs"].i
         inputs = [self.tensors[name] for name in node.input if name]
         graph = attributes["body"].g
-        axes = list(attributes["scan_input_axes"].ints) if "scan_input_axes" in attributes else []
-        if any(axes) or len(inputs) != len(graph.input) or not all(tensor.shape for tensor in inputs[-scanned:]):
+        axes = list(attributes["scan_input_axes"].ints) if "scan_input_axes" in attributes else [0] * scanned
+        if len(inputs) != len(graph.input) or len(axes) != scanned or self._opsets.get("", 1) < _OLDEST_SCAN:
             return
-        slices = [Tensor(tensor.name, tensor.dtype, tensor.shape[1:]) for tensor in inputs[-scanned:]]
-        turns = inputs[-1].shape[0]
+        slices = []
         try:
+            for axis, tensor in zip(axes, inputs[-scanned:], strict=True):
+                shape = list(tensor.shape)
+                turns = shape.pop(axis)
+                slices.append(Tensor(tensor.name, tensor.dtype, tuple(shape)))
             body = self._walk_body(graph, [(tensor, None) for tensor in (*inputs[:-scanned], *slices)], turns)
-        except InputError:
+        except (InputError, IndexError):
             return
         self._bodies[_key(node)] = (body,)
 
@@ -349,11 +363,13 @@ class Shapes:
         )
         # Copies: names inside a body are local and must not appear outside.
         inner.values, inner._protos = dict(self.values), dict(self._protos)
+        inner._of_first_turn = set(self._of_first_turn)
         for tensor in graph.initializer:
             inner.add_value(tensor)
         for name, (_, value) in zip(names, inputs, strict=True):
             if value is not None:
                 inner.values[name] = value
+                inner._of_first_turn.add(name)
         nodes = tuple(node for node in graph.node if not inner.add(node))
         return Body(inner, nodes, tuple(inner.tensors[info.name] for info in graph.output), times)
 

@@ -659,9 +659,29 @@ def test_given_turns_of_a_loop_are_counted(tmp_path: Path) -> None:
     assert not graph.uncounted_ops and loop.flops == 5 * (2 * 64 * 64 + 2)
 
 
-def test_turns_that_nothing_cuts_short_are_counted(tmp_path: Path) -> None:
-    (loop,) = load_graph(_write(tmp_path, COUNTED, 13)).ops
-    assert loop.flops == 6 * 64
+NESTED = """(float[N,4] x) => (float[N,4] y) <int64 five = {5}> { y = Loop (five, , x) <body = b (int64 i, bool go,
+      float[N,4] s) => (bool on, float[N,4] t) { on = Identity (go) t = Loop (COUNT, , s) <body = c (int64 j, bool go2,
+         float[N,4] r) => (bool on2, float[N,4] q) { on2 = Identity (go2) q = Add (r, x) }> }> }"""
+SCAN = """(float[N,6,4] x, float[N,4] z) => (float[] last, float[] all) { last, all = Scan <num_scan_inputs = 1,
+      scan_input_axes = [AXIS], scan_output_axes = [1], body = b (float[] s, float[] e) => (float[] t, float[] o)
+      { t = Add (s, e) o = Relu (t) }> (z, x) }"""
+
+
+@pytest.mark.parametrize(
+    ("text", "flops"),
+    [
+        (COUNTED, 6 * 64),
+        (COUNTED.replace("{6}", "{-6}"), 0),
+        (COUNTED.replace("bool yes = {1}", "bool yes = {0}"), 0),
+        (NESTED.replace("COUNT", "five"), 5 * 5 * 4),
+        (NESTED.replace("COUNT", "i"), None),  # other turns in each iteration
+        (SCAN.replace("AXIS", "1"), 6 * (4 + 4)),
+        (SCAN.replace("AXIS", "-2"), 6 * (4 + 4)),
+    ],
+)
+def test_turns_of_loops_and_scans_are_counted_where_known(tmp_path: Path, text: str, flops: int | None) -> None:
+    (loop,) = load_graph(_write(tmp_path, text, 13)).ops
+    assert loop.flops == flops
 
 
 def test_a_branch_of_if_with_inputs_is_named(tmp_path: Path) -> None:
