@@ -179,7 +179,9 @@ def _normalize_model(model: ModelProto, name: str) -> ModelProto:
     try:
         # Without inlining, every later step would need rules for ops defined only in this file.
         if model.functions:
-            model = onnx.inliner.inline_local_functions(model, convert_version=True)
+            model = onnx.inliner.inline_local_functions(model)
+        if model.functions:
+            model = _inline_other_opsets(model)
         for nested in graphs_of(model.graph):
             for node in nested.node:
                 # Two names of the same domain (ONNX IR specification); all later look-ups use "".
@@ -195,6 +197,17 @@ def _normalize_model(model: ModelProto, name: str) -> ModelProto:
         remedy = f"export it for IR version {onnx.IR_VERSION} or before" if "ir_version" in text else "export it again"
         raise InputError(f"{name} is not a valid model: {text}", remedy) from error
     return model
+
+
+def _inline_other_opsets(model: ModelProto) -> ModelProto:
+    """Return the model with those functions inlined that are of another opset than the model."""
+    try:
+        return onnx.inliner.inline_local_functions(model, convert_version=True)
+    except RuntimeError:  # it cannot convert some ops; most are equal in both opsets
+        versions = {opset.domain: opset.version for opset in model.opset_import}
+        for opset in (opset for function in model.functions for opset in function.opset_import):
+            opset.version = versions.get(opset.domain, opset.version)
+        return onnx.inliner.inline_local_functions(model)
 
 
 def _check(model: ModelProto) -> None:
