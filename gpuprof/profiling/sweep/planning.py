@@ -21,6 +21,7 @@ from gpuprof.profiling.sweep.campaign import Cell
 from gpuprof.profiling.worker.job import Job
 from gpuprof.profiling.worker.process import Worker
 from gpuprof.profiling.worker.tasks import WorkerSetup, compare_outputs
+from gpuprof.runtime.child_process import call_apart
 from gpuprof.runtime.free_batch import TOLERANCE, convert_to_float16, ensure_dynamic_batch
 
 
@@ -166,7 +167,7 @@ def free_batch_model(model: NamedModel, batches: Sequence[int], directory: Path)
         only = read_fixed_batch(model.path) or 1
         model.load_graph(only)  # an error at the model's own batch is reported as such
         try:
-            return replace(model, path=ensure_dynamic_batch(model.path, directory))
+            return replace(model, path=call_apart(ensure_dynamic_batch, model.path, directory))
         except InputError as error:
             fix = f"export the model with a dynamic batch, or measure it at the one that it has: --batch {only}"
             if isinstance(error, NoBatchError):
