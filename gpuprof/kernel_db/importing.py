@@ -19,7 +19,6 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from gpuprof.domain.catalogue import datasets, devices
@@ -357,41 +356,39 @@ def _make_copy_rows(run: RunRow, group: int, name: str, table: Mapping[str, Any]
 
 
 #: Name of a form → its reader.
-IMPORTERS: Mapping[str, CsvTable | IgniterProfile] = MappingProxyType(
-    {
-        "parvagpu": CsvTable(
-            "import:parvagpu",
-            "latencies are as printed or batch over throughput, whichever has more digits; throughput is published of "
-            "one process and multiplied here by their number; 0,0 means out of memory",
-            ("Mig instance", "Batch size", "Workload Number", "Throughput", "Latency"),
-            _read_parvagpu,
-            "a100-80",
+IMPORTERS: Mapping[str, CsvTable | IgniterProfile] = {
+    "parvagpu": CsvTable(
+        "import:parvagpu",
+        "latencies are as printed or batch over throughput, whichever has more digits; throughput is published of "
+        "one process and multiplied here by their number; 0,0 means out of memory",
+        ("Mig instance", "Batch size", "Workload Number", "Throughput", "Latency"),
+        _read_parvagpu,
+        "a100-80",
+    ),
+    # Tables A.1, 5.2 and 6.5: models on a V100 with the three metrics of Creq.
+    "thesis": CsvTable(
+        "import:thesis",
+        "latencies are as printed or batch over throughput, whichever has more digits; memory is published as a "
+        "percentage of 16 GiB; empty fields are illegible in the published copy",
+        (
+            *("model", "batch", "latency_s", "throughput_rps", "mem_capacity_pct"),
+            *("achieved_occupancy_pct", "weighted_achieved_occupancy_pct", "weighted_sm_utilization_pct"),
         ),
-        # Tables A.1, 5.2 and 6.5: models on a V100 with the three metrics of Creq.
-        "thesis": CsvTable(
-            "import:thesis",
-            "latencies are as printed or batch over throughput, whichever has more digits; memory is published as a "
-            "percentage of 16 GiB; empty fields are illegible in the published copy",
-            (
-                *("model", "batch", "latency_s", "throughput_rps", "mem_capacity_pct"),
-                *("achieved_occupancy_pct", "weighted_achieved_occupancy_pct", "weighted_sm_utilization_pct"),
-            ),
-            _read_thesis,
-            "v100",
-            {"runtime": "pytorch", "runtime_version": "2.4"},
-        ),
-        "igniter-profile": IgniterProfile(),
-        # The tables of inferences, and of the GPU's metrics over the same time.
-        "model-analyzer": CsvTable(
-            "import:model-analyzer",
-            "latencies are a client's, queueing at its concurrency included; the batch is the client's; CPU and GPU "
-            "memory are the server's",
-            ("Model", "Batch", "Model Config Path"),
-            _read_analyzed,
-            run={"runtime": "triton"},
-        ),
-    }
-)
+        _read_thesis,
+        "v100",
+        {"runtime": "pytorch", "runtime_version": "2.4"},
+    ),
+    "igniter-profile": IgniterProfile(),
+    # The tables of inferences, and of the GPU's metrics over the same time.
+    "model-analyzer": CsvTable(
+        "import:model-analyzer",
+        "latencies are a client's, queueing at its concurrency included; the batch is the client's; CPU and GPU "
+        "memory are the server's",
+        ("Model", "Batch", "Model Config Path"),
+        _read_analyzed,
+        run={"runtime": "triton"},
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,9 +432,8 @@ def import_files(
             rows = len(run.models) + len(run.colocations)
             if not rows:
                 if not optional:
-                    raise InputError(
-                        f"{path} has no row of the form {name}", "fetch it again whole, or name its form before it"
-                    )
+                    fix = "fetch it again whole, or name its form before it"
+                    raise InputError(f"{path} has no row of the form {name}", fix)
                 outcomes.append(ImportOutcome(path, name, "", 0, "passed over: no row"))
                 continue
             runs.append(run)

@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -30,57 +29,51 @@ from gpuprof.profiling.timeline.timeline import RUN_RANGE
 from gpuprof.profiling.timeline.timeline import column as column_or_nulls
 
 #: Column of a kernel's row → alternative names of its metric, depending on the GPU.
-COUNTERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "duration_ns": ("gpu__time_duration.sum",),
-        "achieved_occupancy_pct": ("sm__warps_active.avg.pct_of_peak_sustained_active",),
-        "sm_active_pct": (
-            "smsp__cycles_active.avg.pct_of_peak_sustained_elapsed",
-            "sm__cycles_active.avg.pct_of_peak_sustained_elapsed",
-        ),
-        "sm_throughput_pct": ("sm__throughput.avg.pct_of_peak_sustained_elapsed",),
-        "dram_throughput_pct": (
-            "dram__throughput.avg.pct_of_peak_sustained_elapsed",
-            "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
-        ),
-        "l2_throughput_pct": (
-            "lts__t_sectors.avg.pct_of_peak_sustained_elapsed",
-            "lts__throughput.avg.pct_of_peak_sustained_elapsed",
-        ),
-        "l2_hit_pct": ("lts__t_sector_hit_rate.pct",),
-        "dram_read_bytes": ("dram__bytes_read.sum", "dram__bytes_op_read.sum"),
-        "dram_write_bytes": ("dram__bytes_write.sum", "dram__bytes_op_write.sum"),
-        "instruction_count": ("smsp__inst_executed.sum", "sm__inst_executed.sum"),
-    }
-)
+COUNTERS: Mapping[str, tuple[str, ...]] = {
+    "duration_ns": ("gpu__time_duration.sum",),
+    "achieved_occupancy_pct": ("sm__warps_active.avg.pct_of_peak_sustained_active",),
+    "sm_active_pct": (
+        "smsp__cycles_active.avg.pct_of_peak_sustained_elapsed",
+        "sm__cycles_active.avg.pct_of_peak_sustained_elapsed",
+    ),
+    "sm_throughput_pct": ("sm__throughput.avg.pct_of_peak_sustained_elapsed",),
+    "dram_throughput_pct": (
+        "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+        "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+    ),
+    "l2_throughput_pct": (
+        "lts__t_sectors.avg.pct_of_peak_sustained_elapsed",
+        "lts__throughput.avg.pct_of_peak_sustained_elapsed",
+    ),
+    "l2_hit_pct": ("lts__t_sector_hit_rate.pct",),
+    "dram_read_bytes": ("dram__bytes_read.sum", "dram__bytes_op_read.sum"),
+    "dram_write_bytes": ("dram__bytes_write.sum", "dram__bytes_op_write.sum"),
+    "instruction_count": ("smsp__inst_executed.sum", "sm__inst_executed.sum"),
+}
 #: The same for facts of a launch that need no counting.
-LAUNCHES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "registers_per_thread": ("launch__registers_per_thread",),
-        "static_shared_bytes": ("launch__shared_mem_per_block_static",),
-        "dynamic_shared_bytes": ("launch__shared_mem_per_block_dynamic",),
-        "waves_per_sm": ("launch__waves_per_multiprocessor",),
-        "theoretical_occupancy_pct": ("sm__maximum_warps_per_active_cycle_pct",),
-        **{f"grid_{axis}": (f"launch__grid_dim_{axis}",) for axis in "xyz"},
-        **{f"block_{axis}": (f"launch__block_dim_{axis}",) for axis in "xyz"},
-    }
-)
+LAUNCHES: Mapping[str, tuple[str, ...]] = {
+    "registers_per_thread": ("launch__registers_per_thread",),
+    "static_shared_bytes": ("launch__shared_mem_per_block_static",),
+    "dynamic_shared_bytes": ("launch__shared_mem_per_block_dynamic",),
+    "waves_per_sm": ("launch__waves_per_multiprocessor",),
+    "theoretical_occupancy_pct": ("sm__maximum_warps_per_active_cycle_pct",),
+    **{f"grid_{axis}": (f"launch__grid_dim_{axis}",) for axis in "xyz"},
+    **{f"block_{axis}": (f"launch__block_dim_{axis}",) for axis in "xyz"},
+}
 #: Labels of the same on ncu's page of details, its default.
-LABELS: Mapping[str, str] = MappingProxyType(
-    {
-        "Duration": "duration_ns",
-        "Achieved Occupancy": "achieved_occupancy_pct",
-        "Theoretical Occupancy": "theoretical_occupancy_pct",
-        "Compute (SM) Throughput": "sm_throughput_pct",
-        "DRAM Throughput": "dram_throughput_pct",
-        "L2 Cache Throughput": "l2_throughput_pct",
-        "L2 Hit Rate": "l2_hit_pct",
-        "Registers Per Thread": "registers_per_thread",
-        "Static Shared Memory Per Block": "static_shared_bytes",
-        "Dynamic Shared Memory Per Block": "dynamic_shared_bytes",
-        "Waves Per SM": "waves_per_sm",
-    }
-)
+LABELS: Mapping[str, str] = {
+    "Duration": "duration_ns",
+    "Achieved Occupancy": "achieved_occupancy_pct",
+    "Theoretical Occupancy": "theoretical_occupancy_pct",
+    "Compute (SM) Throughput": "sm_throughput_pct",
+    "DRAM Throughput": "dram_throughput_pct",
+    "L2 Cache Throughput": "l2_throughput_pct",
+    "L2 Hit Rate": "l2_hit_pct",
+    "Registers Per Thread": "registers_per_thread",
+    "Static Shared Memory Per Block": "static_shared_bytes",
+    "Dynamic Shared Memory Per Block": "dynamic_shared_bytes",
+    "Waves Per SM": "waves_per_sm",
+}
 #: Counters that fit a single pass over a kernel on GH100, GA100, AD102 and GB100, according to CUPTI's host API
 #: (libcupti 13.0). The L2 hit rate needs a second pass, ``sm__throughput`` eight.
 ONE_PASS = tuple(name for name in COUNTERS if name not in ("sm_throughput_pct", "l2_hit_pct"))
@@ -98,7 +91,7 @@ _NUMBER = re.compile(r"[+-]?\d[\d.,]*(?:[eE][+-]?\d+)?")
 _SPACES = re.compile(r"[\s\u00a0\u202f'’]")
 _NOTHING = frozenset({"", "n/a", "nan", "no data", "(!) nan", "(!) n/a"})
 
-_SHAPE = re.compile(r"\(?\s*(\d+),\s*(\d+),\s*(\d+)\s*\)?")
+_SHAPE = re.compile(r"\(?\s*(\d{1,10}),\s*(\d{1,10}),\s*(\d{1,10})\s*\)?")
 _ID, _NAME, _PROCESS, _STREAM = "ID", "Kernel Name", "Process ID", "Stream"
 _LONG = ("Metric Name", "Metric Unit", "Metric Value")
 _DEVICE, _RULE, _ATTRIBUTE = "Device", ("Rule ", "Estimated Speedup"), "device__attribute_"
@@ -211,6 +204,8 @@ def in_column_unit(column: str, value: float, unit: str) -> float:
     Raises `InputError` for a unit that does not fit the column.
     """
     converted = value * _find_factor(column, unit)
+    if not abs(converted) < 2.0**62:
+        raise InputError(f"{column} cannot be {converted:g}", "is the file damaged?")
     return float(round(converted)) if column in _ROUNDED else converted
 
 
@@ -442,8 +437,7 @@ def _number_or_none(text: str, mark: str) -> float | None:
 
 
 def _whole(text: str) -> int:
-    digits = re.sub(r"\D", "", text)
-    return int(digits) if digits else 0
+    return int(re.sub(r"\D", "", text)[:18] or 0)
 
 
 def _describe_gpu(name: str, numbers: Mapping[str, float | None]) -> GpuDescription:

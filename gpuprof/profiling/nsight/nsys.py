@@ -112,6 +112,8 @@ _DIRECTIONS = {
     10: "p2p",
 }
 _MEMORIES = {0: PAGEABLE, 1: PINNED}  # nsys's own ENUM_CUDA_MEM_KIND, which counts otherwise than CUPTI's
+#: Columns of texts, and a number that no other column reaches.
+_TEXTS, _TOO_LARGE = ["text", "name", "compute_capability"], 2.0**62
 _GRAPH_FIX = "record again with --cuda-graph-trace=node"
 _EXPORT_FIX = "nsys export --type=sqlite REPORT.nsys-rep writes one"
 #: Tables that describe the report or the machine, or hold host activity irrelevant to all figures.
@@ -265,7 +267,12 @@ class _Tables:
             if not missing:
                 present[name] = sql
         columns = ", ".join(f'{sql} AS "{name}"' for name, sql in present.items())
-        return pd.read_sql_query(f'SELECT {columns} FROM "{table}" WHERE {where}', self._connection)
+        frame = pd.read_sql_query(f'SELECT {columns} FROM "{table}" WHERE {where}', self._connection)
+        for name in frame.columns.difference(_TEXTS):
+            if frame[name].dtype != np.int64:  # nulls or, in a damaged file, words
+                numbers = pd.to_numeric(frame[name], errors="coerce")
+                frame[name] = numbers.where(numbers.abs() < _TOO_LARGE)
+        return frame
 
 
 def _read_timeline(tables: _Tables) -> Timeline:
@@ -342,10 +349,10 @@ def _read_ranges(tables: _Tables, strings: Mapping[int, str]) -> pd.DataFrame:
     names = ("name", "start_ns", "end_ns", "process_id", "thread_id")
     if not tables.has(_RANGES):
         return empty_frame(*names)
-    frame = tables.read(_RANGES, _RANGE, names, _IS_RANGE)
+    frame = tables.read(_RANGES, _RANGE, names, _IS_RANGE).dropna(subset=list(names[1:]))
     texts = zip(column(frame, "text").tolist(), column(frame, "text_id").tolist(), strict=True)
     range_names = [text if isinstance(text, str) else strings.get(text_id, "") for text, text_id in texts]
-    return frame.assign(name=pd.Series(range_names, dtype="object"))[list(names)]
+    return frame.assign(name=range_names)[list(names)].astype({"name": "object", **dict.fromkeys(names[1:], np.int64)})
 
 
 def _name_kernels(kernels: pd.DataFrame, strings: Mapping[int, str], tables: _Tables) -> pd.DataFrame:
@@ -378,7 +385,7 @@ def _read_gpus(tables: _Tables) -> tuple[dict[int, GpuDescription], dict[tuple[i
         return {}, {}
     gpus, indices = {}, dict[tuple[int | None, int], int]()
     frame = tables.read("TARGET_INFO_GPU", {"id": '"id"', "cuda": '"cuDevice"', "name": '"name"', **_GPU})
-    for row in frame.to_dict("records"):
+    for row in frame.dropna(subset="id").to_dict("records"):
         if row.get("sms") == 0 or row.get("compute_capability") == "0.0":
             continue
         described = {str(name): _plain_figure(row[name]) for name in _GPU if row.get(name) and not pd.isna(row[name])}
@@ -388,7 +395,7 @@ def _read_gpus(tables: _Tables) -> tuple[dict[int, GpuDescription], dict[tuple[i
             indices.setdefault((None, int(row["cuda"])), gpu)
     if tables.has("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId"):
         frame = tables.read("TARGET_INFO_CUDA_DEVICE", {"gpu": '"gpuId"', "cuda": '"cudaId"', "process": '"pid"'})
-        for row in frame.to_dict("records"):
+        for row in frame.dropna(subset=["gpu", "cuda"]).to_dict("records"):
             if int(row["gpu"]) in gpus:
                 process = None if pd.isna(row.get("process")) else int(row["process"])
                 indices[process, int(row["cuda"])] = int(row["gpu"])
@@ -417,10 +424,7 @@ _CSV_GPU = re.compile(r"(?P<name>.*?)\s*\((?P<index>\d+)\)")
 
 def is_nsys_csv(text: str) -> bool:
     """Return whether ``text`` holds a table printed by ``nsys stats``."""
-    return (
-        _TRACE_HEAD.search(text) is not None
-        or re.search(r'^"?Time ?\(%\)"?,"?Total Time', text, re.MULTILINE) is not None
-    )
+    return bool(_TRACE_HEAD.search(text) or re.search(r'^"?Time ?\(%\)"?,"?Total Time', text, re.MULTILINE))
 
 
 def parse_nsys_csv(text: str, source: str) -> Timeline:
@@ -476,7 +480,10 @@ def parse_nsys_csv(text: str, source: str) -> Timeline:
 
 
 def _csv_number(cell: tuple[str, str], units: Mapping[str, float]) -> float:
-    return float(cell[0].replace(",", "")) * units.get(cell[1], 1.0)
+    number = float(cell[0].replace(",", "")) * units.get(cell[1], 1.0)
+    if not abs(number) < _TOO_LARGE:
+        raise ValueError(f"{cell[0]} is no such number")
+    return number
 
 
 def _csv_copy(name: str, cells: Mapping[str, tuple[str, str]]) -> dict[str, Any]:

@@ -256,11 +256,11 @@ def _run_figures(
         "dram_pct": _weighted_mean(part, "dram_throughput_pct"),
         **dict.fromkeys(("max_occupancy_pct", "wavg_occupancy_pct", "wavg_sm_util_pct")),
     }
-    if occupancy is not None and busy:
+    if occupancy is not None and counts.any():
         sums = cap_occupancy(sums)
         figures["max_occupancy_pct"] = float(sums[counts > 0].max())
         figures["wavg_occupancy_pct"] = float((lengths * sums).sum() / whole)
-    if utilization is not None and busy:
+    if utilization is not None and counts.any():
         lengths, sums, _ = sum_overlapping(starts, ends, utilization)
         figures["wavg_sm_util_pct"] = float((lengths * cap_occupancy(sums)).sum() / whole)
     return figures

@@ -58,6 +58,7 @@ _GPU_PROPERTIES = {
     "sharedMemPerBlockOptin": "shared_bytes_per_block",
 }
 
+_LEAST, _MOST = -(2**62), 2**62
 Event = Mapping[str, Any]
 
 
@@ -86,7 +87,8 @@ def _load(path: Path) -> Any:
     try:
         content = path.read_bytes()
         content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
-        return json.loads(content, parse_float=str)  # times since the epoch have more digits than floats
+        # Times since the epoch have more digits than floats, and ids without a value are the largest unsigned number.
+        return json.loads(content, parse_float=str, parse_int=lambda text: _clamp(int(text)))
     except (ValueError, EOFError, zlib.error, RecursionError, gzip.BadGzipFile) as error:
         raise InputError(f"{path} is not a whole JSON file", "was the profiled process killed?") from error
     except OSError as error:
@@ -222,7 +224,9 @@ def _tabulate(events: Sequence[Event]) -> pd.DataFrame:
         sizes = [entry.get(part) for entry in arguments]
         if any(isinstance(size, list) and len(size) == 3 for size in sizes):
             for place, axis in enumerate("xyz"):
-                columns[f"{part}_{axis}"] = [s[place] if isinstance(s, list) and len(s) == 3 else None for s in sizes]
+                columns[f"{part}_{axis}"] = [
+                    _to_number(s[place]) if isinstance(s, list) and len(s) == 3 else None for s in sizes
+                ]
     return pd.DataFrame(columns).sort_values("start_ns", kind="stable").reset_index(drop=True)
 
 
@@ -252,9 +256,14 @@ def _to_ns(microseconds: Any) -> int:
     """Times are microseconds with a fraction, since the epoch: their product with 1000 is not exact as a float."""
     text = str(microseconds)
     if "e" in text or "E" in text:
-        return round(float(microseconds) * 1000)
+        return _clamp(round(float(microseconds) * 1000))
     whole, _, fraction = text.partition(".")
-    return int(whole) * 1000 + int((fraction + "000")[:3])
+    return _clamp(int(whole) * 1000 + int((fraction + "000")[:3]))
+
+
+def _clamp(number: int) -> int:
+    """Return a number that fits into 64 bits; beyond them it has no meaning."""
+    return min(max(number, _LEAST), _MOST)
 
 
 def _is_number(value: Any) -> bool:
@@ -271,6 +280,6 @@ def _to_id(value: Any) -> int:
 def _to_number(value: Any) -> int | None:
     """Return a size or an id, which ONNX Runtime writes as text; None for other values."""
     try:
-        return None if value is None else int(value)
+        return None if value is None else _clamp(int(value))
     except (TypeError, ValueError):
         return None

@@ -184,7 +184,9 @@ class Timeline:
         if runs is not None:
             marked = self._cut(int(runs)) if runs.isdecimal() else self._mark(runs)
         tables = {
-            name: table[table["repeat"] != OUTSIDE].reset_index(drop=True) for name, table in marked._events().items()
+            name: table[table["repeat"] != OUTSIDE].reset_index(drop=True)
+            for name, table in marked._events().items()
+            if name != "nodes"  # kernels name their node by its place
         }
         return replace(marked, **tables)  # type: ignore[arg-type]
 
@@ -338,6 +340,8 @@ def tie_to_launches(
     if set(keys) <= set(events.columns):
         # A call of the runtime and its inner driver call can share an id: the outer call began first.
         first = calls.sort_values("launch_start_ns", kind="stable").drop_duplicates(list(keys))
+        # Events without a call would turn the times into floats, which are too coarse for times since the epoch.
+        first = first.astype(dict.fromkeys(first.columns.difference(list(keys)), "Int64"))
         columns = [name for name in ("process_id",) if name not in keys and name in events]
         events = events.drop(columns=columns).merge(first, on=list(keys), how="left")
     for name in ("process_id", "thread_id", "launch_start_ns"):

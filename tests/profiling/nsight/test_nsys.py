@@ -6,6 +6,7 @@ import sqlite3
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import psutil
 import pytest
@@ -156,6 +157,15 @@ def test_a_truncated_file_is_an_error_and_not_fewer_kernels(tmp_path: Path) -> N
         cut.write_bytes(whole[: len(whole) * (part - 1) // part])
         with pytest.raises(InputError, match="cut off or damaged"):
             read_nsys(cut)
+
+
+@pytest.mark.parametrize("value", ["word", b"\xff", 2.0**70, None])
+def test_damaged_cells_are_unknown(tmp_path: Path, value: object) -> None:
+    export = two_runs()
+    export.kernel("k0", 2990, 3000, 3060, 300, registersPerThread=value)
+    export.add("NVTX_EVENTS", start=3000, end=value, eventType=59, globalTid=value, text="gpuprof-run")
+    timeline = read_nsys(export.write(tmp_path / "r.sqlite"))
+    assert timeline.repeats == 2 and np.isnan(timeline.kernels["registers_per_thread"].iloc[-1])
 
 
 @pytest.fixture

@@ -168,10 +168,14 @@ def test_times_within_bodies_are_not_counted_twice() -> None:
 
 
 def test_times_since_the_epoch_keep_their_nanoseconds(tmp_path: Path) -> None:
+    """Also where an id without a value is the largest unsigned number, and where a kernel has no launch call."""
     kernel = '{"ph": "X", "cat": "kernel", "name": "k", "ts": 1712345678901234.567, "dur": 1.321, "args": {}}'
-    (tmp_path / "t.json").write_text(f'{{"traceEvents": [{kernel}]}}')
-    (row,) = read_json_trace(tmp_path / "t.json").kernels.to_dict("records")
-    assert (row["start_ns"], row["duration_ns"]) == (1712345678901234567, 1321)
+    called = kernel.replace("{}", '{"correlation": 7, "context": 18446744073709551615, "grid": [18446744073709551615]}')
+    call = called.replace("kernel", "cuda_runtime").replace("234.567", "233.001")
+    (tmp_path / "t.json").write_text(f'{{"traceEvents": [{kernel}, {called}, {call}]}}')
+    rows = read_json_trace(tmp_path / "t.json").kernels.to_dict("records")
+    assert [(row["start_ns"], row["duration_ns"]) for row in rows] == [(1712345678901234567, 1321)] * 2
+    assert [row["launch_start_ns"] for row in rows] == [NO_RANGE, 1712345678901233001]
 
 
 def test_kernels_of_a_build_with_cuda_profiling_are_those_of_their_nodes(tmp_path: Path) -> None:
