@@ -723,8 +723,9 @@ def test_what_a_runtime_tolerates_is_read(tmp_path: Path) -> None:
     assert (output.dtype, output.shape) == ("float32", (1, 3)) and find_refusal(path, on_gpu=False) is None
 
 
-@pytest.mark.parametrize("before", ["Relu (x)", "ai.onnx.ml.Normalizer (x)"])  # ONNX does not know the type of the second
+@pytest.mark.parametrize("before", ["Relu (x)", "ai.onnx.ml.Normalizer (x)"])
 def test_a_function_of_another_opset_is_read(tmp_path: Path, before: str) -> None:
+    """Also where ONNX does not know the types of the function's inputs, and so cannot convert it."""
     opsets = [helper.make_opsetid("", 13)]
     function = helper.make_function("own", "Twice", ["a"], ["b"], [node("Add", ["a", "a"], ["b"])], opsets)
     path = _write(tmp_path, f"(float[N,8] x) => (float[N,8] y) {{ h = {before} y = own.Twice (h) }}")
