@@ -203,7 +203,14 @@ class Search:
                 self._keep(self._judge.settle(gpus, "local search"))
                 if self._is_done:
                     return
-        contents = Contents(problem, segments, offers.list_choices(), self.limit)
+        if (
+            self._best.unplaced or not self._is_queued
+        ):  # a device less is hardly found by rates that pools only may serve
+            self._place_contents(offers)
+
+    def _place_contents(self, offers: CandidateSegments) -> None:
+        """Improve the map by the contents of partitions that serve most beside their neighbours."""
+        contents = Contents(offers.problem, offers.segments, offers.list_choices(), self.limit)
 
         def place(demands: Sequence[Demand]) -> Gpus:
             with suppress(InputError):  # no estimate of a batch that is not full, beside neighbours
@@ -211,7 +218,7 @@ class Search:
                 return self._judge.share_out(gpus)
             return self._best.gpus
 
-        for placement in self._repair(segments, "program of contents", place, self.limit):
+        for placement in self._repair(offers.segments, "program of contents", place, self.limit):
             self._keep(placement)
 
     def _list_maps(self, offers: CandidateSegments, planner: PartitionPlanner) -> Iterator[Placement]:

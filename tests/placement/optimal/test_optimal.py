@@ -19,7 +19,7 @@ from gpuprof.placement.contract import LinearEstimator, demand, plain_device, pr
 from gpuprof.placement.device_assignment import assign_devices
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.optimal.judge import Judge
+from gpuprof.placement.optimal.judge import Judge, bound_by_time
 from gpuprof.placement.optimal.optimal import MeasuredOnly, Optimal, restrict_to_measured
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Options, Problem, collect_evidence
@@ -396,6 +396,15 @@ def test_replicas_of_a_demand_that_is_not_met_are_raised_to_what_they_serve_and_
     (gpu,) = judge.raise_rates(before).gpus
     rates = {replica.model: replica.rate_rps for replica in gpu.replicas()}
     assert rates == {"m": pytest.approx(400.0), "n": pytest.approx(40.0)}  # 8 requests in 20 ms
+
+
+def test_no_bound_counts_late_batches_or_more_requests_of_a_batch_than_arrive_in_time_for_it() -> None:
+    # A batch of 32 would serve 889/s, but is late; requests in time arrive within 3.5 ms of a batch: 3.1 on average.
+    estimator = LinearEstimator(start_ms=20.0, each_ms=0.5, sizes=(1, 32), percents=(100.0,), interval=0.0)
+    given = replace(problem([demand("m", 600.0, 24.0)], estimator=estimator), queueing=BatchQueue())
+    bound = bound_by_time(given).gpus
+    placement, _ = solve_and_check(OPTIMAL, given)
+    assert 4 <= bound <= len(placement.gpus)
 
 
 LAPTOP = replace(plain_device(), name="cpu-test", kind="cpu", compute_units=2)
