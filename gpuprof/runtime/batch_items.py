@@ -22,7 +22,7 @@ from gpuprof.errors import GpuprofError
 from gpuprof.graph.dims import batch_axes
 from gpuprof.graph.served_interface import find_unbatched
 from gpuprof.runtime.child_process import CrashError, call_apart
-from gpuprof.runtime.outputs import DEFAULT_TOLERANCE, QUANTISED_TOLERANCE, is_close, to_numbers
+from gpuprof.runtime.outputs import DEFAULT_TOLERANCE, QUANTISED_TOLERANCE, is_close, is_collection, to_numbers
 from gpuprof.runtime.providers import ORT_CPU
 
 Array = npt.NDArray[np.generic]
@@ -94,9 +94,9 @@ def _has_item_each(kind: TypeProto) -> bool:
 def mixed_output(path: Path) -> str | None:
     """Return the name of an output that mixes the items of a batch; None: no such output, or unknown.
 
-    The model runs on this machine's CPU at batches of one and two. An output equal for all inputs mixes nothing; a
-    random model, or a model that refuses the test inputs, remains unknown. Raises `UnavailableError` when ONNX Runtime
-    is not installed.
+    An output of which the runtime knows no dimension is ``"output NAME"``. The model runs on this machine's CPU at
+    batches of one and two. An output equal for all inputs mixes nothing; a random model, or a model that refuses the
+    test inputs, remains unknown. Raises `UnavailableError` when ONNX Runtime is not installed.
     """
     from gpuprof.errors import runtime_errors
     from gpuprof.graph.dims import declared_dims
@@ -112,6 +112,9 @@ def mixed_output(path: Path) -> str | None:
         return None
     session = open_session(path, threads=len(os.sched_getaffinity(0)), provider=ORT_CPU)
     names = [output.name for output in session.get_outputs()]
+    # A server knows of outputs what the runtime tells.
+    scalars = (output.name for output in session.get_outputs() if not output.shape and not is_collection(output.type))
+    unranked = next((f"output {name}" for name in scalars), None)
 
     def run(inputs: Arrays) -> Arrays:
         return dict(zip(names, session.run(names, dict(inputs)), strict=True))
@@ -123,8 +126,8 @@ def mixed_output(path: Path) -> str | None:
             with suppress(GpuprofError, *runtime_errors()):
                 sizes = {name: size if most is None else min(size, most) for name, size in graph.sizes}
                 sized = load_runnable(path, ITEMS, dims=sizes)
-                return first_mixed(run, partial(random_inputs, sized), axes, quantised=quantised)
-    return None
+                return first_mixed(run, partial(random_inputs, sized), axes, quantised=quantised) or unranked
+    return unranked
 
 
 def first_mixed(

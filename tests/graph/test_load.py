@@ -754,6 +754,11 @@ def test_an_output_with_the_same_rows_for_any_batch_keeps_requests_apart(tmp_pat
     assert find_mixed_output(_write(tmp_path, ANCHORS)) == "output anchors"
 
 
+def test_an_output_of_unknown_rank_keeps_requests_apart_as_in_serving(tmp_path: Path) -> None:
+    path = _write(tmp_path, "(float[N,4] x) => (float[N,4,3] y) { y = Relu (x) }")  # declared otherwise than inferred
+    assert find_mixed_output(path) == "output y"
+
+
 def batch_of(model: ModelProto) -> int:
     shapes = [[dim.dim_value for dim in info.type.tensor_type.shape.dim] for info in model.graph.input]
     return next((shape[0] for shape in shapes if shape), 1) or 1
