@@ -9,6 +9,8 @@ from typing import TypeGuard
 
 #: Relative difference, or absolute at values of about 1, up to which figures differ by rounding alone.
 ROUNDING = 1e-6
+#: Bytes of a gibibyte.
+GIB = 2**30
 #: Extra digits allowed for the largest number of a column, so that the smallest keeps all digits but the last.
 _MORE = 2
 #: Least significant digits of a number; a smaller number gets more decimals than the rest of its column.

@@ -25,6 +25,7 @@ from typing import Any
 import yaml
 
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
+from gpuprof.domain.number_format import GIB
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
 from gpuprof.export.bundle import (
@@ -41,15 +42,14 @@ from gpuprof.export.bundle import (
 )
 from gpuprof.serving.server_settings import ServerSettings
 
-_GIB = 2**30
 #: Router and machine process: an assumption.
 _SERVER_CORES = 1.0
 #: Memory of router, machine process and their imports, and 1 GiB for tensors in flight (``serve --buffer-mb``): an
 #: assumption.
-_SERVER_BYTES = _GIB // 4 + _GIB
+_SERVER_BYTES = GIB // 4 + GIB
 #: Memory of a worker process without its model, an assumption; on a GPU it holds the runtime's libraries and CUDA's
 #: context.
-_CPU_PROCESS_BYTES, _GPU_PROCESS_BYTES = _GIB // 16, 2 * _GIB
+_CPU_PROCESS_BYTES, _GPU_PROCESS_BYTES = GIB // 16, 2 * GIB
 #: Memory of a model over the size of its file, where only this size is known: weights, and as much for activations.
 _FILE_FACTOR = 2
 #: Memory limit over the request, where limits are required: a limit that is too low would kill the process.
@@ -110,7 +110,7 @@ def ask_machine(node: Node, file_bytes: Mapping[str, int]) -> PodResources:
         "(busy as the map plans; that each takes a core while a batch runs is assumed)"
     )
     memory_from = ", ".join(
-        f"{size / _GIB:.3g} GiB for {part}"
+        f"{size / GIB:.3g} GiB for {part}"
         for size, part in (
             (_SERVER_BYTES, "router and buffers (assumed)"),
             (workers, "worker processes (assumed)"),
@@ -363,7 +363,7 @@ def _write_bundle(
     file_bytes = _measure_files(bundle, pod_map)
     resources = {node.name: ask_machine(node, file_bytes) for node in pod_map.nodes}
     # Room for as much again as the models have now.
-    gibibytes = max(1, -(-2 * sum(path.stat().st_size for path in bundle.models.values()) // 2**30))
+    gibibytes = max(1, -(-2 * sum(path.stat().st_size for path in bundle.models.values()) // GIB))
     manifests = _fill("shared.yaml", map=text, storage=f"{gibibytes}Gi")
     names, services = UniqueNames(), _name_services(pod_map)
     for node in pod_map.nodes:

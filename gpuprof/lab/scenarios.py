@@ -43,10 +43,10 @@ from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.placement.search_space import SHARE_STEP
+from gpuprof.runtime.module_command import ANSWER_S
 from gpuprof.simulator.trace import thesis_network_ms
 
 PARVAGPU_DEVICE, IGNITER_DEVICE = "a100-80", "v100"
-_FETCH_S = 30.0
 #: Shares in the database computed for USHER are multiples of this percentage.
 USHER_STEP_PCT = 10.0
 _USHER_KINDS = ("k80", "v100", "a100-80", "h100")
@@ -71,7 +71,7 @@ def find_published(data: Path, name: str) -> Path:
     with TemporaryDirectory(dir=data) as partial:
         for path, digest in source["files"].items():
             try:
-                with urlopen(f"{source['raw']}/{path}", timeout=_FETCH_S) as answer:
+                with urlopen(f"{source['raw']}/{path}", timeout=ANSWER_S) as answer:
                     content = answer.read()
             except OSError as error:
                 raise InputError(

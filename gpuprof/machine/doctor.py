@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuprof.domain.catalogue import device_of_driver
+from gpuprof.domain.number_format import GIB
 from gpuprof.errors import DISTRIBUTION, GpuprofError, install_hint
 from gpuprof.machine.cgroup import CpuQuota, cgroup_version, cpu_quota_cores, memory_limit_bytes
 from gpuprof.machine.cpu import local_cpu
@@ -108,7 +109,6 @@ class MachineView:
 _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 _VERSION = re.compile(r"(?:^|version:?\s+)(\d{4}\.\d+(?:\.\d+)*)", re.IGNORECASE | re.MULTILINE)
 _PROVIDER_FIX = "see GPUs above: without one ONNX Runtime runs models on the CPU and says nothing"
-_ENOUGH_DISK_BYTES = 2**30
 _EXTRA = re.compile(r"^(?P<name>[A-Za-z0-9._-]+).*;.*extra\s*==\s*['\"](?P<extra>[^'\"]+)['\"]")
 _EXTRAS = {
     "cpu": "profiling and serving on the CPU",
@@ -175,7 +175,7 @@ def _examine_gpu(nvml: Any, handle: Any, index: int, driver: str) -> Finding:
         (
             name if catalogued is None else f"{name} ({catalogued.name})",
             f"driver {driver}",
-            "memory unknown" if memory is None else f"{memory.total / 2**30:.1f} GiB, {memory.free / 2**30:.1f} free",
+            "memory unknown" if memory is None else f"{memory.total / GIB:.1f} GiB, {memory.free / GIB:.1f} free",
             f"compute mode {_COMPUTE_MODES.get(mode, 'unknown')}",
             f"MIG {'not supported' if mig is None else 'on' if mig[0] else 'off'}",
             f"persistence {'unknown' if persistent is None else 'on' if persistent else 'off'}",
@@ -306,10 +306,10 @@ def _examine_storage(database: Path) -> Finding:
         free = shutil.disk_usage(place).free
     except OSError as error:
         return Finding("storage", "database", Status.MISSING, f"{database}: {error.strerror}", fix)
-    detail = f"{database}{'' if database.exists() else ' (not there yet)'}, {free / 2**30:.1f} GiB free"
+    detail = f"{database}{'' if database.exists() else ' (not there yet)'}, {free / GIB:.1f} GiB free"
     if not place.is_dir() or not os.access(place, os.W_OK):
         return Finding("storage", "database", Status.LIMITED, f"{detail}, not writable", fix)
-    if free < _ENOUGH_DISK_BYTES:
+    if free < GIB:
         return Finding("storage", "database", Status.LIMITED, detail, f"free some space or {fix}")
     return Finding("storage", "database", Status.OK, detail)
 
@@ -401,7 +401,7 @@ def _examine_memory(machine: MachineView, usable_bytes: int) -> Finding:
     match = re.search(r"^MemAvailable:\s*(\d+) kB", machine.read_text("proc/meminfo"), re.MULTILINE)
     available = f", {int(match[1]) / 2**20:.1f} GiB available" if match else ""
     is_limited = memory_limit_bytes(machine.root) == usable_bytes
-    detail = f"{usable_bytes / 2**30:.1f} GiB{available}{', the limit of a control group' if is_limited else ''}"
+    detail = f"{usable_bytes / GIB:.1f} GiB{available}{', the limit of a control group' if is_limited else ''}"
     with suppress(ValueError):
         if match and int(match[1]) < 2**20:
             return Finding("cpu", "memory", Status.LIMITED, detail, "end other programs: under 1 GiB is available")

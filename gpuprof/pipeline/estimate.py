@@ -20,6 +20,7 @@ from gpuprof.domain.estimate import (
     read_neighbour,
 )
 from gpuprof.domain.mig import count_profiles, maximal_layouts
+from gpuprof.domain.number_format import GIB
 from gpuprof.domain.share import Share, parse_share
 from gpuprof.domain.sizes import combine_sizes, describe_sizes, require_dimensions, sized_name, split_name
 from gpuprof.domain.validation import Count, Positive
@@ -308,8 +309,8 @@ def _check_memory(estimate: Estimate, device: Device) -> None:
         return
     needed = memory.value * workload.processes
     raise InputError(
-        f"{workload.model} at batch {workload.batch} needs {needed / 2**30:.1f} GiB ({memory.source}), "
-        f"but {device.name} at {workload.share} has {limit / 2**30:.1f} GiB",
+        f"{workload.model} at batch {workload.batch} needs {needed / GIB:.1f} GiB ({memory.source}), "
+        f"but {device.name} at {workload.share} has {limit / GIB:.1f} GiB",
         "choose a smaller batch or another device",
     )
 

@@ -20,6 +20,7 @@ from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.device import Device, MigProfile
 from gpuprof.domain.estimate import MEASURED, Estimate, Figure, Workload
 from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.domain.number_format import GIB
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, Sojourn, balance_stream, split_stream
 from gpuprof.errors import InputError
@@ -29,8 +30,6 @@ from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Options, Problem, collect_evidence
 
-_GIB = 2**30
-
 
 @dataclass(frozen=True, slots=True)
 class LinearEstimator:
@@ -38,7 +37,7 @@ class LinearEstimator:
 
     start_ms: float = 2.0
     each_ms: float = 1.0
-    memory_bytes: int = _GIB  #: Memory of a process, at any batch.
+    memory_bytes: int = GIB  #: Memory of a process, at any batch.
     slowdown: float = 0.0  #: Factor added for every neighbour.
     models: tuple[str, ...] = ()  #: Empty: all models are known.
     #: ``sizes``, ``percents``: known batch sizes and shares; on a device with MIG also every profile.
@@ -111,7 +110,7 @@ def _exponential_rps(server: BatchServer, limit_ms: float) -> float:
 
 def plain_device(name: str = "plain", price: float | None = 1.0) -> Device:
     """Return a device of 100 compute units and 16 GiB without MIG."""
-    return Device(name, "gpu", 100, 1000.0, {"float32": 1e12}, 16 * _GIB, 1e11, 2**20, price_per_hour=price)
+    return Device(name, "gpu", 100, 1000.0, {"float32": 1e12}, 16 * GIB, 1e11, 2**20, price_per_hour=price)
 
 
 def sliced_device(name: str = "sliced", price: float | None = 4.0) -> Device:
@@ -124,11 +123,11 @@ def sliced_device(name: str = "sliced", price: float | None = 4.0) -> Device:
         ("7g.80gb", 98, 80, 8, 7, (0,), 1),
     ]
     profiles = tuple(
-        MigProfile(label, sms, gib * _GIB, memory, compute, starts, most)
+        MigProfile(label, sms, gib * GIB, memory, compute, starts, most)
         for label, sms, gib, memory, compute, starts, most in geometry
     )
     return replace(
-        plain_device(name, price), compute_units=108, dram_bytes=80 * _GIB, mig_slices=8, mig_profiles=profiles
+        plain_device(name, price), compute_units=108, dram_bytes=80 * GIB, mig_slices=8, mig_profiles=profiles
     )
 
 
@@ -217,7 +216,7 @@ class PolicyContract(ABC):
 
     def test_a_model_larger_than_every_memory_is_named(self) -> None:
         """A model that fits into no memory is unplaced, and takes no device."""
-        placement, _ = solve_and_check(self.policy(), self.make_problem([demand("big")], memory_bytes=500 * _GIB))
+        placement, _ = solve_and_check(self.policy(), self.make_problem([demand("big")], memory_bytes=500 * GIB))
         assert [shortfall.model for shortfall in placement.unplaced] == ["big"]
         assert placement.gpus == ()
 

@@ -22,6 +22,7 @@ from gpuprof.errors import GpuprofError
 from gpuprof.graph.dims import batch_axes
 from gpuprof.graph.served_interface import find_unbatched
 from gpuprof.runtime.child_process import CrashError, call_apart
+from gpuprof.runtime.module_command import ANSWER_S
 from gpuprof.runtime.outputs import DEFAULT_TOLERANCE, QUANTISED_TOLERANCE, is_close, is_collection, to_numbers
 from gpuprof.runtime.providers import ORT_CPU
 
@@ -33,8 +34,6 @@ Arrays = Mapping[str, Array]
 TOLERANCE = {"float16": 5e-2, "bfloat16": 2e-1}
 #: Batch size of the test.
 ITEMS = 2
-#: Time of the test: loops may never end on random inputs.
-PATIENCE_S = 60.0
 #: Seeds of the inputs; mixing must show for all seeds. An index, for example, may differ by chance between nearly equal
 #: values.
 _SEEDS = (0, 1)
@@ -224,7 +223,7 @@ class BatchVerdicts:
         """
         if not self._is_known(sha256):
             try:
-                mixed_output = call_apart(find_mixed_output, path, within_s=PATIENCE_S)
+                mixed_output = call_apart(find_mixed_output, path, within_s=ANSWER_S)
             except CrashError:
                 raise
             except GpuprofError:

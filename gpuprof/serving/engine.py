@@ -15,7 +15,7 @@ from typing import Any
 
 from gpuprof.errors import GpuprofError, UnavailableError
 from gpuprof.machine.ray_cluster import join_cluster
-from gpuprof.runtime.module_command import ANSWER_S, module_command
+from gpuprof.runtime.module_command import ANSWER_S, REACTION_S, module_command
 from gpuprof.serving.machine.machine import MachineOrder, MachineProcess
 from gpuprof.serving.machine.machine_link import MachineLink
 from gpuprof.serving.machine.orders import MachineParts, SharedMemory
@@ -26,7 +26,6 @@ from gpuprof.serving.watch.logs import LOGGER
 from gpuprof.serving.watch.supervised_process import LivingProcess, SupervisedProcess
 
 _NAME = "here"
-_PATIENCE_S = 20.0
 #: Profile and first memory slice of each MIG instance, by the number of the GPU.
 Layouts = Mapping[str, Sequence[tuple[str, int]]]
 
@@ -106,7 +105,7 @@ class LocalEngine(Engine):
         if self._machine is not None:
             self._machine.close()
         if self._process is not None:
-            await self._process.stop(_PATIENCE_S)
+            await self._process.stop(2 * REACTION_S)  # the time of its workers, and its own
 
     def _log_exit(self, pid: int) -> None:
         if self._process is not None and not self._process.is_stopping:
@@ -181,7 +180,7 @@ class RayEngine(Engine):
         for machine in self._machines.values():
             machine.close()
         if self._keeping:
-            await asyncio.wait(self._keeping, timeout=_PATIENCE_S)
+            await asyncio.wait(self._keeping, timeout=2 * REACTION_S)
         for task in self._keeping:
             task.cancel()
         if self._ray is not None:

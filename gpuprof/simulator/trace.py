@@ -26,17 +26,17 @@ from gpuprof.domain.arrival_process import (
 )
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.file_access import refuse_pipe
+from gpuprof.domain.number_format import GIB, ROUNDING
 from gpuprof.domain.validation import LARGEST
 from gpuprof.errors import InputError, refuse_unwritable, unknown_name
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MAX_FILE_BYTES = 16 * 2**30
+MAX_FILE_BYTES = 16 * GIB
 MAX_REQUESTS = int(LARGEST)
 #: Number of requests drawn together.
 PIECE = 65_536
-_AFTER_THE_LAST_S = 1e-6
 _COLUMNS = ("time_s", "model")
 
 
@@ -57,7 +57,7 @@ class Trace:
     @property
     def span_s(self) -> float:
         """Length of the trace in seconds, its last request included."""
-        return self.duration_s + _AFTER_THE_LAST_S
+        return self.duration_s + ROUNDING
 
     def arrivals(self) -> dict[str, ArrivalProcess]:
         """Return each model's requests as an arrival process."""

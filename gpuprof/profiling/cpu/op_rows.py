@@ -15,10 +15,8 @@ from gpuprof.graph.executed_graph import ExecutedNode, Group, Tie, find_costlies
 from gpuprof.kernel_db.schema import KernelRow, OpRow
 from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.profiling.timeline.timeline import Timeline
-from gpuprof.profiling.worker.job import Request
+from gpuprof.profiling.worker.job import WARM_UP_RUNS, Request
 
-#: First runs of a fresh session, left out: they allocate.
-SKIPPED_REPEATS = 2
 #: Runs with individually stored kernels.
 KERNEL_REPEATS = 3
 
@@ -91,7 +89,7 @@ def node_times(graph: ModelGraph, executed: Sequence[ExecutedNode], trace: Seque
     nodes = zip(match_events(executed, trace), trace, strict=True)
     placed = [(index, event) for index, event in nodes if index is not None]
     last = max((event.repeat for _, event in placed), default=0)
-    first = min(SKIPPED_REPEATS, last)
+    first = min(WARM_UP_RUNS, last)
     events = tuple((index, event) for index, event in placed if event.repeat >= first)
     repeats = last - first + 1
     durations: dict[int, list[int]] = defaultdict(lambda: [0] * repeats)

@@ -25,7 +25,8 @@ from gpuprof.profiling.gpu.node_join import join_nodes
 from gpuprof.profiling.nsight.ncu import Counters
 from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.profiling.timeline.timeline import RUN_RANGE, Timeline, join_kernels
-from gpuprof.profiling.worker.tasks import WARM_UP_RUNS, Feeds, Resident, Run, session_run
+from gpuprof.profiling.worker.job import WARM_UP_RUNS
+from gpuprof.profiling.worker.tasks import Feeds, Resident, Run, session_run
 from gpuprof.runtime.gpu_session import GpuOptions
 
 _REPEATS = 5

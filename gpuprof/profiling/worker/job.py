@@ -19,6 +19,8 @@ from gpuprof.kernel_db.schema import workload_label
 if TYPE_CHECKING:
     from gpuprof.graph.inputs import Array, InputData, Sample
 
+#: Runs of a fresh session that allocate and choose algorithms.
+WARM_UP_RUNS = 3
 _CONFIDENCE = 0.95
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from gpuprof.errors import runtime_errors
 from gpuprof.graph.element_types import elem_type
 from gpuprof.machine.gpu import visible_sms
-from gpuprof.profiling.worker.job import TimingLimits, is_median_known
+from gpuprof.profiling.worker.job import WARM_UP_RUNS, TimingLimits, is_median_known
 from gpuprof.rules.cpu_slices import CpuSlice
 from gpuprof.runtime.batch_items import find_mixed_output
 from gpuprof.runtime.gpu_session import GpuOptions, GpuSession, PinnedMemory, is_bindable, open_on_gpu, rows_of
@@ -33,8 +33,6 @@ Run = Callable[[], Mapping[str, Any]]
 
 Feeds = Mapping[str, Any]
 
-#: Runs of a fresh session that allocate and choose algorithms.
-WARM_UP_RUNS = 3
 #: Mean pause, in batch times: the pause of a process busy a third of its time. At higher loads fewer batches find an
 #: idle process.
 _MEAN_PAUSE = 3.0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from gpuprof.errors import InputError, UnavailableError, install_hint
+from gpuprof.runtime.module_command import REACTION_S
 from gpuprof.serving.transport.inference import Inference, RefusedError, StageTimes
 from gpuprof.serving.watch.logs import LOGGER
 
@@ -127,7 +128,6 @@ class ProtocolFigures:
     edge_restarts: int | None = None  #: Restarts of the edge; None: no edge.
 
 
-_EXPORT_S = 5.0
 _WORKER_STAGES = ("gather", "infer", "scatter")
 
 
@@ -143,7 +143,7 @@ class SpanTracer:
         # Not at exit: `close` ends it after the last answer, and waits for the collector for a limited time.
         resource = Resource.create({"service.name": "gpuprof"})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter, export_timeout_millis=1000 * _EXPORT_S))
+        self._provider.add_span_processor(BatchSpanProcessor(exporter, export_timeout_millis=1000 * REACTION_S))
         self._tracer = self._provider.get_tracer("gpuprof.serving")
         self._propagator = TraceContextTextMapPropagator()
 
@@ -171,7 +171,7 @@ class SpanTracer:
 
     def close(self) -> None:
         """Send the remaining spans; gives up after a few seconds."""
-        self._provider.force_flush(int(1000 * _EXPORT_S))
+        self._provider.force_flush(int(1000 * REACTION_S))
         self._provider.shutdown()
 
     def _times(self, inference: Inference) -> tuple[int, int]:
@@ -223,4 +223,4 @@ def otlp_tracer(url: str) -> SpanTracer:
     # An unreachable collector is a line in the server's log, without a traceback.
     otlp_logger = logging.getLogger("opentelemetry")
     otlp_logger.handlers[:], otlp_logger.propagate = LOGGER.handlers, False
-    return SpanTracer(OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_S))
+    return SpanTracer(OTLPSpanExporter(endpoint=endpoint, timeout=REACTION_S))
