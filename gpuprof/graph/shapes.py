@@ -56,6 +56,8 @@ _NEVER_FOLDED = {
     "DequantizeLinear", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
     "Bernoulli", "If", "Loop", "Scan",
 }  # fmt: skip
+#: Least trip count that stands for "no bound": converters write the largest number of 32 or of 64 bits.
+_NO_BOUND = 2**31 - 1
 #: First opset in which Scan has no batch of its own.
 _OLDEST_SCAN = 9
 #: Limits of folding: a node with a larger output, in bytes and relative to its inputs, is an op, since zeros of a large
@@ -296,7 +298,7 @@ class Shapes:
         start = self._constant_value(node.input[1]) if len(node.input) > 1 and node.input[1] else np.array(True)
         if start is not None and not start:
             return 0
-        if trips is None or start is None or not self._is_always_true(graph):
+        if trips is None or trips.item() >= _NO_BOUND or start is None or not self._is_always_true(graph):
             return None
         return max(0, int(trips.item()))
 

@@ -673,6 +673,7 @@ SCAN = """(float[N,6,4] x, float[N,4] z) => (float[] last, float[] all) { last, 
     [
         (COUNTED, 6 * 64),
         (COUNTED.replace("{6}", "{-6}"), 0),
+        (COUNTED.replace("{6}", "{2147483647}"), None),  # no bound
         (COUNTED.replace("bool yes = {1}", "bool yes = {0}"), 0),
         (NESTED.replace("COUNT", "five"), 5 * 5 * 4),
         (NESTED.replace("COUNT", "i"), None),  # other turns in each iteration
