@@ -348,6 +348,17 @@ def estimator(tmp_path: Path, rows: list[ModelRow]) -> DatabaseEstimator:
     return DatabaseEstimator(database(tmp_path / "db", rows))
 
 
+def test_a_run_that_was_only_timed_widens_the_interval_and_keeps_the_figures_of_the_other(tmp_path: Path) -> None:
+    recorded = replace(measured_row("net", 1, 2.0, device=GPU.name), max_occupancy_pct=40.0)
+    timed = measured_row("net", 1, 2.8, device=GPU.name, run_id="r2")
+    database(tmp_path / "db", [recorded])
+    estimator = DatabaseEstimator(database(tmp_path / "db", [timed], run_id="r2"))
+    estimate = estimator.estimate("net", GPU, 1, WHOLE)
+    occupancy = estimate.creq("max_occupancy")
+    assert estimate.latency_ms.value == 2.8 and estimate.latency_ms.low is not None and estimate.latency_ms.low < 2.0
+    assert occupancy is not None and occupancy.value == 40.0
+
+
 def test_each_size_has_what_was_measured_of_it(estimator: DatabaseEstimator) -> None:
     assert estimator.models == ("text[seq=256]", "text[seq=64]")
     estimate = estimator.estimate("text[seq=64]", CPU, 4, WHOLE)
