@@ -71,8 +71,8 @@ def _write_backend(packages: Path, home: Path, folder: Path, python: Path) -> No
     program = home / "python_backend_stubs" / version / "triton_python_backend_stub"
     if not program.is_file():
         raise PeerMissingError(f"its wheel has no Python backend for Python {version} of {python}")
-    folder.mkdir(parents=True)
-    for file in (*(home / "backends" / "python").iterdir(), *packages.iterdir(), _ROOT / "bench"):
+    shutil.copytree(home / "backends" / "python", folder)  # the server refuses links that leave the folder
+    for file in (*packages.iterdir(), _ROOT / "bench"):
         (folder / file.name).symlink_to(file)
     shutil.copy(program, folder)
     (folder / program.name).chmod(0o755)
