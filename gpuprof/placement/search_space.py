@@ -24,8 +24,8 @@ MIG_PROCESSES = 3
 _APART = 1.2
 #: Percent; iGniter allots shares in such units, and finer steps are within every estimate's error.
 SHARE_STEP = 2.5
-#: Percent of an instance several models may share: tenths.
-PARTS = tuple(10.0 * n for n in range(1, 10))
+#: Percent of an instance several models may share: tenths and quarters.
+PARTS = tuple(sorted({*(10.0 * n for n in range(1, 10)), 25.0, 75.0}))
 #: Maximum devices of a demand at full load. Policies evaluate replicas with neighbours, so times grow faster.
 MOST_DEVICES = 2000
 
@@ -87,10 +87,12 @@ class SearchSpace:
             if mig is None:
                 self._steps[key] = tuple(self._between(model, device))
             else:
-                part = Share(PARTS[-1], mig)
-                batch = min(self.listed_batches(model, device, part), default=1)
-                self._steps[key] = PARTS if self._is_known(model, device, batch, part) else ()
+                is_known = any(self._is_part_known(model, device, Share(percent, mig)) for percent in PARTS[::-1])
+                self._steps[key] = PARTS if is_known else ()
         return self._steps[key]
+
+    def _is_part_known(self, model: str, device: Device, part: Share) -> bool:
+        return self._is_known(model, device, min(self.listed_batches(model, device, part), default=1), part)
 
     def _batches_asked_for(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         most = self.problem.options.max_batch
