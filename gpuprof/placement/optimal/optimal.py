@@ -81,6 +81,7 @@ class Optimal:
         if measured is not None:
             first_limit = search_limit.keeping((search_limit.seconds or 0.0) / 2.0)
             start = Search(measured, first_limit, time_bounds=no_bounds).find_map()
+            search_limit = search_limit.with_least((limit.seconds or 0.0) / 2.0)  # however long that took
         search = Search(plain_problem, search_limit, None if start is None or start.unplaced else start)
         incumbent = search.find_map()
         if is_shared:

@@ -162,7 +162,7 @@ class RestrictedMaster:
             slots = tuple(dict.fromkeys(PartitionSlot(use.share, grid.count(use.memory)) for use in uses))
             self.grids[kind] = grid
             packer = PatternPacker(kind, slots, grid.capacity)
-            patterns = None if self.relaxed else packer.list_maximal()
+            patterns = None if self.relaxed and binding else packer.list_maximal()
             if patterns is not None:
                 break
         return packer, patterns
