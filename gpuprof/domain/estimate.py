@@ -207,7 +207,7 @@ class PredictedRequirements(Sequence[tuple[str, Figure]]):
         return repr(self._look())
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        """Pickle and copy the pairs as a tuple."""
+        """Pickle and copy this read-only mapping by a tuple of its (key, value) pairs."""
         return tuple, (self._look(),)
 
 

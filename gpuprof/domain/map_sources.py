@@ -174,7 +174,7 @@ def record_basis(deployment: DeploymentMap) -> dict[str, object]:
 
 
 def _measured_models(deployment: DeploymentMap) -> dict[str, dict[str, bool]]:
-    """Return, for each kind of device and model, whether all its times without neighbours rest on measurements."""
+    """Return, by kind of device and model, whether all latencies of the model alone on it rest on measurements."""
     measured = defaultdict[str, dict[str, bool]](dict)
     for _, gpu, _, replica in deployment.places():
         kind = classify_source(source_without_neighbours(replica.predicted.source))

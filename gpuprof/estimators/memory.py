@@ -134,7 +134,7 @@ def _readers(graph: ModelGraph) -> dict[str, int]:
 
 
 class _Arena:
-    """Buffers with the number of their pending reads."""
+    """The buffers that are allocated at a point of the execution, each with its number of reads still to come."""
 
     def __init__(self) -> None:
         self.peak = self.reserved = self._in_use = 0
@@ -277,9 +277,9 @@ def context_fraction(granted_fraction: float) -> float:
 
 
 def shrink_context(figure: Figure, granted_fraction: float) -> Figure:
-    """Return a process's memory with the context of a client that gets a part of the SMs.
+    """Return the memory of a process that is an MPS client with a part of the SMs.
 
-    A context reserves local memory for the threads of each granted SM. The upper end is kept.
+    Its CUDA context reserves local memory only for the threads of granted SMs. The interval's upper end stays.
     """
     saved = 1.0 - context_fraction(granted_fraction)
     value = figure.value - saved * constant("memory", "process_bytes")

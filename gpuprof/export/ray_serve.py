@@ -48,7 +48,7 @@ def ray_serve(deployment: DeploymentMap, base: Path) -> Bundle:
 
 
 def deployment_names(deployment: DeploymentMap) -> dict[str, str]:
-    """Return the name of the Ray Serve deployment of each node of a map."""
+    """Return, for each machine of a deployment map, the name of its Ray Serve deployment."""
     names = UniqueNames()
     names.add(ROUTER)
     return {node.name: names.add(slug(node.name)) for node in deployment.nodes}

@@ -60,7 +60,7 @@ class NoteList:
                 error.add_note(note)
 
     def add(self, *notes: str) -> None:
-        """Keep each note and pass it on."""
+        """Keep each note for the result and pass it to the caller's ``note``."""
         for note in notes:
             self._notes.append(note)
             self._note(note)

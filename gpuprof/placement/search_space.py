@@ -107,7 +107,7 @@ class SearchSpace:
         return True
 
     def _between(self, model: str, device: Device) -> list[float]:
-        """Return the percentages of the whole: USHER's requirements, and steps where the estimator answers for them."""
+        """Return SM percentages: USHER's requirements, and regular steps if the estimator knows such shares."""
         percents = {share.sm_pct for share in self.problem.estimator.shares(model, device) if share.mig is None}
         if not percents:
             return []

@@ -131,9 +131,9 @@ class RayMachine:
     """The machine process of a node of a map, as an actor."""
 
     def serve(self, order: str) -> None:
-        """Keep workers until the router has gone; Ray calls this again in the actor's successor.
+        """Keep this machine's workers running until the router has ended; called again in a restarted actor.
 
-        ``order``: written by `MachineOrder.to_json`.
+        ``order``: the instructions, written by `MachineOrder.to_json`.
         """
         # Ray hides the GPUs from actors that request none; workers get theirs by UUID.
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)

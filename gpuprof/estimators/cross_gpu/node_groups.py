@@ -184,7 +184,7 @@ class NodeGroups:
         return readers.pop() if len(readers) == 1 and len(op.outputs) == 1 else None
 
     def _find_norms(self, *, fused: bool) -> None:
-        """Tie the ops of a normalisation written by exporters to the first of its means."""
+        """Group the primitive ops into which exporters split a normalisation, under its first ReduceMean."""
         search = NormSearch(self._ops, self.readers, self.maker)
         norms: list[NormPattern] = [*search.find_layer_norms(), *(search.find_rms_norms() if fused else ())]
         for norm in norms:

@@ -116,7 +116,7 @@ class _AdditiveInterference(ABC):
 
     @abstractmethod
     def _features(self, victim: RunningWorkload, beside: Sequence[RunningWorkload]) -> Array:
-        """Return the terms of the sum."""
+        """Return the regression's features for the slowdown of ``victim`` beside its neighbours."""
 
     def fit(self, measured: Sequence[ColocatedWorkload]) -> Self:
         """Fit the coefficients by non-negative least squares on relative errors."""

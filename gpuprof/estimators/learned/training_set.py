@@ -172,7 +172,7 @@ FEATURES = (
 
 
 def kind_of(facts: OpFacts) -> str:
-    """Return the kind of an op, convolutions by their window and groups."""
+    """Return the op type; convolutions are told apart by window and groups."""
     if facts.op_type not in ("Conv", "ConvTranspose", "FusedConv", "ConvInteger"):
         return _KIND_OF.get(facts.op_type, "other")
     if integer(facts.attributes.get("group"), 1) > 1:

@@ -281,7 +281,7 @@ class _Noise:
 
 
 def _point(row: ModelRow, noise: _Noise, computed: bool) -> Point:
-    """Return the point of a row."""
+    """Return the workload of a measured row with its latency and noise."""
     latency = _latency(row) or 0.0
     cv = row.latency_std_ms / latency if row.latency_std_ms is not None else 0.0
     # 1.645 standard errors of the mean hold 90% of a normal distribution.

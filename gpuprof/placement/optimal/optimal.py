@@ -508,7 +508,7 @@ class MeasuredOnly:
 
 
 def restrict_to_measured(problem: Problem) -> Problem | None:
-    """Return the problem on measured figures alone; None where all figures, or none of some demand, were measured."""
+    """Return the problem with measured figures alone; None if all were measured anyway, or none of some demand's."""
     segments, is_partial = Segments(problem), False
     for demand in problem.demands:
         if segments.first_alike(demand.model) != demand.model:

@@ -55,7 +55,7 @@ class Replanner(Protocol):
     """Plans a map; picklable, since another process calls it."""
 
     def __call__(self, deployment: DeploymentMap, load: Load) -> DeploymentMap | None:
-        """Return a map for ``load`` that can follow ``deployment``; None without a better map."""
+        """Return a better map for ``load`` to which a server of ``deployment`` can switch; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ class GrpcCalls:
 
 
 def _key(data: Buffer, spans: list[slice]) -> object:
-    """Return all bytes of a message but its raw contents, and where these lie."""
+    """Return a cache key, a message's bytes without its raw tensor contents, and the positions of these contents."""
     begin = 0
     parts: list[bytes | int] = []
     for span in spans:

@@ -196,7 +196,7 @@ class ServedReplica:
 
     @property
     def waiting_rows(self) -> int:
-        """Rows of the waiting requests."""
+        """Number of batch rows in the waiting requests."""
         return self._queue.rows
 
     def load(self, now: float, priority: int, deadline_ms: float, flow: Flow = ("", False)) -> ReplicaLoad:

@@ -37,9 +37,9 @@ FORMATTERS: dict[str, type[TextFormatter] | type[JsonFormatter]] = {"text": Text
 
 
 def configure_logging(form: str) -> None:
-    """Send the server's log to stderr: warnings, as JSON information, too, since programs filter for themselves.
+    """Send the server's log to stderr: as text only warnings, as JSON also information, which programs filter.
 
-    Raises `InputError` for another form.
+    Raises `InputError` for an unknown ``form``.
 
     Parameters
     ----------
