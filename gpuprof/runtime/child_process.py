@@ -158,7 +158,7 @@ def call_apart(function: Callable[..., Result], model: Path, *arguments: Any, wi
         _of_thread.parent = os.getpid()
         atexit.register(child.end)
     try:
-        child.send(_call, function, model, *arguments)
+        child.send(_call, os.getcwd(), function, model, *arguments)  # noqa: PTH109 - paths may be relative
         result: Result = child.receive(within_s)
         return result
     except DiedError as error:
@@ -178,7 +178,8 @@ def _keep_nothing(connection: Connection) -> Iterator[None]:
     yield
 
 
-def _call(state: None, function: Callable[..., Result], *arguments: Any) -> Result:
+def _call(state: None, folder: str, function: Callable[..., Result], *arguments: Any) -> Result:
+    os.chdir(folder)
     return function(*arguments)
 
 
