@@ -93,7 +93,7 @@ def _has_item_each(kind: TypeProto) -> bool:
 def mixed_output(path: Path) -> str | None:
     """Return the name of an output that mixes the items of a batch; None: no such output, or unknown.
 
-    An output of which the runtime knows no dimension is ``"output NAME"``. The model runs on this machine's CPU at
+    An output of which the runtime knows no batch is ``"output NAME"``. The model runs on this machine's CPU at
     batches of one and two. An output equal for all inputs mixes nothing; a random model, or a model that refuses the
     test inputs, remains unknown. Raises `UnavailableError` when ONNX Runtime is not installed.
     """
@@ -111,9 +111,11 @@ def mixed_output(path: Path) -> str | None:
         return None
     session = open_session(path, threads=len(os.sched_getaffinity(0)), provider=ORT_CPU)
     names = [output.name for output in session.get_outputs()]
-    # A server knows of outputs what the runtime tells.
-    scalars = (output.name for output in session.get_outputs() if not output.shape and not is_collection(output.type))
-    unranked = next((f"output {name}" for name in scalars), None)
+    # Of outputs without a declared shape, or with a wrong one, a server knows what the runtime tells.
+    declared = {info.name for info in file.model.graph.output if declared_dims(info) is not None}
+    tensors = [output for output in session.get_outputs() if not is_collection(output.type)]
+    shapes = {output.name: tuple(output.shape) for output in tensors if not output.shape or output.name not in declared}
+    unbatched = find_unbatched(dims, shapes) if shapes else None
 
     def run(inputs: Arrays) -> Arrays:
         return dict(zip(names, session.run(names, dict(inputs)), strict=True))
@@ -125,8 +127,8 @@ def mixed_output(path: Path) -> str | None:
             with suppress(GpuprofError, *runtime_errors()):
                 sizes = {name: size if most is None else min(size, most) for name, size in graph.sizes}
                 sized = load_runnable(path, ITEMS, dims=sizes)
-                return first_mixed(run, partial(random_inputs, sized), axes, quantised=quantised) or unranked
-    return unranked
+                return first_mixed(run, partial(random_inputs, sized), axes, quantised=quantised) or unbatched
+    return unbatched
 
 
 def first_mixed(

@@ -758,6 +758,8 @@ def test_an_output_with_the_same_rows_for_any_batch_keeps_requests_apart(tmp_pat
 def test_an_output_of_unknown_rank_keeps_requests_apart_as_in_serving(tmp_path: Path) -> None:
     path = _write(tmp_path, "(float[N,4] x) => (float[N,4,3] y) { y = Relu (x) }")  # declared otherwise than inferred
     assert find_mixed_output(path) == "output y"
+    text = "(float[N,4] x) => (float[] y) <int64[1] axis = {0}> { y = Unsqueeze (x, axis) }"  # the batch comes second
+    assert find_mixed_output(_write(tmp_path, text)) == "output y"
 
 
 def batch_of(model: ModelProto) -> int:
