@@ -186,7 +186,7 @@ class Search:
         offers = CandidateSegments(problem, segments)
         starts = [self._best]
         if not self._is_by_time and not self._best.unplaced:
-            self._bound_budget(offers, self.limit.keeping(0.75 * (self.limit.left_s or 0.0)))
+            self._bound_budget(offers)
             if self._is_done:
                 return
         for placement in self._list_maps(offers, planner := PartitionPlanner(problem, segments)):
@@ -318,7 +318,7 @@ class Search:
         def place(demands: Sequence[Demand]) -> Gpus:
             plan = plan_by_program(problem, list_choices(), demands, limit)
             if is_every:
-                self._bound_budget(offers, self.limit, plan.bound)
+                self._bound_budget(offers, plan.bound)
             return plan.pack(problem, offers.segments)
 
         yield from self._repair(offers.segments, "integer program", place, limit)
@@ -356,10 +356,10 @@ class Search:
             self._best = self.time_bounds.add_to(self._best)
             self._report_progress()
 
-    def _bound_budget(self, offers: CandidateSegments, limit: Limit, plan_bound: float = 0.0) -> None:
+    def _bound_budget(self, offers: CandidateSegments, plan_bound: float | None = None) -> None:
         """Bound the cost of every map without shared workers, or on a small fleet the goodput.
 
-        ``plan_bound``: of the maps of the offers.
+        ``plan_bound``: of the maps of the offers; None before they are searched.
         """
         if self._is_by_time:
             return
@@ -373,6 +373,7 @@ class Search:
         if plan_bound and bounding == offers.list_choices():
             self._raise_cost_bound(plan_bound)
         cost = math.inf if self._best.unplaced else sum_prices(self.problem, self._best.gpus)
+        limit = self._halve_limit() if plan_bound is None else self.limit
         if not self._is_done and not limit.is_over:
             self._raise_cost_bound(bound_by_program(problem, bounding, cost, limit))
 
