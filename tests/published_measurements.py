@@ -22,7 +22,8 @@ def _work_folder() -> tempfile.TemporaryDirectory[str]:
 
 def thesis_estimator(name: str = "usher") -> Estimator:
     """Return what ``--estimator name`` says of the thesis's profiles."""
-    return make_estimator(name, KernelDb(build_database("thesis", Path(_work_folder().name), None)))
+    folder = Path(_work_folder().name)
+    return make_estimator(name, KernelDb(build_database("thesis", folder, folder)))
 
 
 def v100() -> Device:

@@ -115,7 +115,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     services = "".join(f"bert,20,400,{name}\n" for name in "abc")
     (tmp_path / "slo.csv").write_text(f"model,rate_rps,slo_ms,service\n{services}")
-    build_database("thesis-shares", tmp_path, None).rename(tmp_path / "gpuprof-db")
+    build_database("thesis-shares", tmp_path, tmp_path).rename(tmp_path / "gpuprof-db")
     return tmp_path
 
 
