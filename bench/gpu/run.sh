@@ -128,7 +128,7 @@ files() { for model in $1; do [ ! -e "$out/models/$model.onnx" ] || echo "models
 profile() { # profile STEP SECONDS FILE...: with the collector of the run unless another is named
   local name=$1 seconds=$2
   shift 2
-  gpuprof "$name" "$seconds" profile "$@" --device "$kind" --time-limit $row_s --keep-unstable --csv
+  gpuprof "$name" "$seconds" profile "$@" --device "$kind" --time-limit $row_s --profiler-limit 90 --keep-unstable --csv
 }
 batches_of() { # batches_of MODEL BATCHES: EfficientNet-B7 takes seconds and tens of gigabytes above 16
   case $1 in

@@ -96,6 +96,9 @@ class ProfileSettings(Settings):
         repeated=True,
     )
     time_limit_s: Positive = option(10.0, "Longest time to measure one row.", "--time-limit", unit="s")
+    profiler_limit_s: Positive = option(
+        900.0, "Time after which a profiler is stopped as hung.", "--profiler-limit", unit="s"
+    )
     repeat: Count | None = option(
         None,
         "Runs of each row in separate processes; all rows are run once before any is run again. Default: 2 for batches "
@@ -109,7 +112,7 @@ class ProfileSettings(Settings):
         """Return the time limits of a measurement."""
         from gpuprof.profiling.worker.job import limits_within
 
-        return limits_within(self.time_limit_s)
+        return limits_within(self.time_limit_s, self.profiler_limit_s)
 
 
 class ReportSettings(Settings):

@@ -91,14 +91,16 @@ def run_tool(
     finally:
         if not is_kept:
             log.unlink(missing_ok=True)
+    fix = f"log: {log}" if keep_log else ""
     if code is None:
+        fix += "; --profiler-limit gives it longer" if keep_log else ""
         what = f"did not end within {time_limit_s:g} s and was ended"
     else:
         what = f"failed (signal {signal.Signals(-code).name})" if code < 0 else f"failed (exit code {code})"
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
     last = f": {(errors or lines)[-1]}" if lines else ""
-    raise UnavailableError(f"{tool} {what}{last}", f"log: {log}" if keep_log else "")
+    raise UnavailableError(f"{tool} {what}{last}", fix)
 
 
 def _exit_code(command: Sequence[str], log: Path, time_limit_s: float, environment: Mapping[str, str]) -> int | None:

@@ -130,14 +130,15 @@ class TimingLimits:
 DEFAULT_LIMITS = TimingLimits()
 
 
-def limits_within(max_time_s: float) -> TimingLimits:
-    """Return the default limits, cut down to ``max_time_s`` per measurement."""
+def limits_within(max_time_s: float, tool_s: float = DEFAULT_LIMITS.tool_s) -> TimingLimits:
+    """Return the default limits, cut down to ``max_time_s`` per measurement and ``tool_s`` per profiler run."""
     return replace(
         DEFAULT_LIMITS,
         warm_up_s=min(DEFAULT_LIMITS.warm_up_s, max_time_s),
         min_time_s=min(DEFAULT_LIMITS.min_time_s, max_time_s),
         want_time_s=min(DEFAULT_LIMITS.want_time_s, max_time_s),
         max_time_s=max_time_s,
+        tool_s=tool_s,
     )
 
 
