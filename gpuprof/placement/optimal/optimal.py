@@ -135,7 +135,8 @@ class Search:
     def _place_first(self) -> Placement:
         """Return the cheapest first map on a single kind of device, or on a counted fleet on all kinds.
 
-        The program of undivided partitions replicates models; a first fit packs them, and is repaired without a limit.
+        A first fit packs models into the smallest shares, and is repaired without a limit; the program of undivided
+        partitions replicates them. At the same cost the smaller shares stay.
         """
         best = self.start
         kinds = () if best is not None else list_single_kinds(self.problem, self._make_segments(self.problem))
@@ -149,8 +150,8 @@ class Search:
             )
             first_fit = partial(place_first_fit, problem, segments)
             for placement in itertools.chain(
-                self._run_program(offers, offers.list_undivided, limit),
                 self._repair(segments, "first fit", first_fit, Limit(None)),
+                self._run_program(offers, offers.list_undivided, limit),
             ):
                 if best is None or self._judge.rank(placement) < self._judge.rank(best):
                     best = placement
