@@ -195,8 +195,8 @@ def test_when_the_rate_doubles_another_map_is_applied_and_goodput_recovers(place
     with running(placed_folder, document, *what) as server:
         with Loaded(Target.parse(server.url), RequestStream("net", 17.0, 800.0)) as loaded:
             # The first period may see only the beginning of the load, and a busy machine may spoil a second of it.
-            assert eventually(lambda: adapted.exists() and read_map(adapted).models["net"].rate_rps > 12.0, 300.0)
-            assert eventually(lambda: loaded.results[-1].in_slo == loaded.results[-1].sent, limit_s=300.0)
+            assert eventually(lambda: adapted.exists() and read_map(adapted).models["net"].rate_rps > 6.0, 120.0)
+            assert eventually(lambda: loaded.results[-1].in_slo == loaded.results[-1].sent, limit_s=120.0)
         _, errors = server.stop()
     assert loaded.results[0].refused > 0
     assert loaded.results[0].in_slo < 0.9 * loaded.results[0].sent
@@ -206,7 +206,7 @@ def test_when_the_rate_doubles_another_map_is_applied_and_goodput_recovers(place
     # On a machine that holds up the client, the requests that are late are counted before enough of them have come.
     assert decided[0]["models"]["net"]["why"] in ("more requests than planned", "p99 passes the SLO")
     assert any(move["started"] for move in moved)
-    assert moved[-1]["planned_rps"]["net"] > 12.0
+    assert moved[-1]["planned_rps"]["net"] > 6.0  # more than the first map bears
     assert read_map(adapted).models["net"].slo_ms == 800.0
 
 
