@@ -162,7 +162,7 @@ def place_on(folder: Path, monkeypatch: pytest.MonkeyPatch, gpus: str, table: st
 
 
 class Loaded:
-    """Sends an open-loop load, second after second, until it is left."""
+    """Sends one open-loop load after another, until it is left."""
 
     def __init__(self, target: Target, *streams: RequestStream) -> None:
         self.results: list[ModelResult] = []
@@ -179,13 +179,13 @@ class Loaded:
         self._thread.join()
 
     def _send(self) -> None:
-        settings = LoadSettings(duration_s=2.0, warmup_s=0.0, arrivals="constant", clients=1)
+        # A load begins a second after the one before: shorter loads would look like half of their rate.
+        settings = LoadSettings(duration_s=8.0, warmup_s=0.0, arrivals="constant", clients=1)
         while not self._stop.is_set():
             self.results += run_load(self._target, list(self._streams), settings).results
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=False, reason="on a busy machine the load may recover late or not at all: to be found out")
 def test_when_the_rate_doubles_another_map_is_applied_and_goodput_recovers(placed_folder: Path) -> None:
     document = json.loads((placed_folder / "first.json").read_text())
     (partition,) = document["nodes"][0]["gpus"][0]["partitions"]
@@ -194,10 +194,13 @@ def test_when_the_rate_doubles_another_map_is_applied_and_goodput_recovers(place
     adapted = placed_folder / "map.adapted.json"
     what = ("--simulate", "--adapt", "--adapt-period", "2", "--db", str(placed_folder / "gpuprof-db"), "--log", "json")
     with running(placed_folder, document, *what) as server:
-        with Loaded(Target.parse(server.url), RequestStream("net", 17.0, 800.0)) as loaded:
+        with Loaded(Target.parse(server.url), RequestStream("net", 22.0, 800.0)) as loaded:
             # The first period may see only the beginning of the load, and a busy machine may spoil a second of it.
-            assert eventually(lambda: adapted.exists() and read_map(adapted).models["net"].rate_rps > 6.0, 120.0)
-            assert eventually(lambda: loaded.results[-1].in_slo == loaded.results[-1].sent, limit_s=120.0)
+            assert eventually(lambda: adapted.exists() and read_map(adapted).models["net"].rate_rps > 12.0, 150.0)
+            served = len(loaded.results)
+            assert eventually(
+                lambda: any(result.in_slo == result.sent for result in loaded.results[served:]), limit_s=100.0
+            )
         _, errors = server.stop()
     assert loaded.results[0].refused > 0
     assert loaded.results[0].in_slo < 0.9 * loaded.results[0].sent
@@ -207,7 +210,7 @@ def test_when_the_rate_doubles_another_map_is_applied_and_goodput_recovers(place
     # On a machine that holds up the client, the requests that are late are counted before enough of them have come.
     assert decided[0]["models"]["net"]["why"] in ("more requests than planned", "p99 passes the SLO")
     assert any(move["started"] for move in moved)
-    assert moved[-1]["planned_rps"]["net"] > 6.0  # more than the first map bears
+    assert moved[-1]["planned_rps"]["net"] > 12.0
     assert read_map(adapted).models["net"].slo_ms == 800.0
 
 
