@@ -57,6 +57,14 @@ def test_what_first_fit_decreasing_wastes_is_used() -> None:
     assert best.lower_bound_gpus == 2
 
 
+def test_a_lone_model_gets_the_smallest_share_that_serves_it() -> None:
+    rates = {Workload("a", 1, Share(pct)): 2.0 * pct for pct in (25.0, 50.0, 100.0)}
+    given = replace(problem([demand("a", 80.0, 100.0)], options=BUDGET), estimator=TabledEstimator(rates))
+    placement, _ = solve_and_check(OPTIMAL, given)
+    (partition,) = placement.gpus[0].partitions
+    assert [replica.share.sm_pct for replica in partition.replicas] == [50.0]
+
+
 @dataclass(frozen=True)
 class SlowedEstimator(TabledEstimator):
     """Knows that any neighbours make a batch take half as long again, and says so."""
