@@ -18,6 +18,11 @@ from tests.small_models import write_model, write_text_model
 QUICK = gpuprof.ProfileSettings(time_limit_s=0.2)
 
 
+def test_rows_and_profilers_have_limits_of_their_own() -> None:
+    limits = gpuprof.ProfileSettings(time_limit_s=0.2, profiler_limit_s=7.0).limits()
+    assert (limits.max_time_s, limits.tool_s) == (0.2, 7.0)
+
+
 @pytest.fixture(autouse=True)
 def _no_serving(monkeypatch: pytest.MonkeyPatch) -> None:
     # What serving costs has tests of its own.
