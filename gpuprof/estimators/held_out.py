@@ -203,6 +203,8 @@ def _of_requirements(case: ModelCase, model: LearnedModel, rest: TrainingSet) ->
 
 def _of_ops(ops: OpTimes, model: LearnedModel, architecture: str) -> list[Prediction]:
     mask = np.array([group == architecture for group in ops.groups])
+    if not mask.any():
+        return []
     features, measured = ops.features[mask], ops.times_ns[mask]
     predicted = {name: model.predicted_ns(features, name) for name in model.times}
     predicted[ROOFLINE] = ops.least_ns[mask] + NODE_NS

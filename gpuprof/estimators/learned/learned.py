@@ -320,7 +320,7 @@ def fit_with_intervals(
         rest = data
         for architecture in fold:
             rest = leave_out_architecture(rest, architecture)
-        if not rest.cases or (rest.ops is not None and not len(rest.ops.times_ns)):
+        if not rest.cases or (rest.ops is None) != (data.ops is None):
             continue
         fitted = fit(rest, names)
         for architecture in fold:

@@ -409,7 +409,7 @@ class TrainingSet:
     """All measurements of a device."""
 
     device: Device
-    ops: OpTimes | None  #: None where no op was measured, but requirements were.
+    ops: OpTimes | None  #: None where no op was measured.
     cases: tuple[ModelCase, ...]
     data_hash: str  #: Hash of the rows, independent of the order of their measurement.
 
@@ -456,12 +456,12 @@ def load_training_set(db: KernelDb, device: Device, graphs: Graphs) -> TrainingS
 
 
 def leave_out_architecture(data: TrainingSet, architecture: str) -> TrainingSet:
-    """Return the data without an architecture."""
+    """Return the data without an architecture; ``ops`` is None where only its ops were measured."""
     ops = data.ops
     if ops is not None:
         mask = np.array([group != architecture for group in ops.groups])
         groups = tuple(group for group in ops.groups if group != architecture)
-        ops = OpTimes(ops.features[mask], ops.times_ns[mask], ops.least_ns[mask], groups)
+        ops = OpTimes(ops.features[mask], ops.times_ns[mask], ops.least_ns[mask], groups) if groups else None
     cases = tuple(case for case in data.cases if case.architecture != architecture)
     return TrainingSet(data.device, ops, cases, data.data_hash)
 

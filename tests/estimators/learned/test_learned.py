@@ -34,6 +34,7 @@ from gpuprof.estimators.learned.training_set import (
     NODE_NS,
     Array,
     OpFacts,
+    OpTimes,
     TrainingSet,
     database_graphs,
     expected_ns,
@@ -190,6 +191,19 @@ def test_coverage_is_the_part_inside_the_interval_of_the_others() -> None:
     assert coverage(steady) == 1.0
     assert coverage([*steady, one("odd", 2.0)]) == pytest.approx(0.75)
     assert coverage(steady[:2]) is None
+
+
+def test_an_architecture_that_alone_has_op_times_is_left_out_with_them(world: tuple[Path, TrainingSet]) -> None:
+    ops = world[1].ops
+    assert ops is not None
+    mask = np.array([group == "deep" for group in ops.groups])
+    only = OpTimes(ops.features[mask], ops.times_ns[mask], ops.least_ns[mask], ("deep",) * int(mask.sum()))
+    data = replace(world[1], ops=only)
+    assert leave_out_architecture(data, "deep").ops is None
+    latencies = [row for row in leave_one_architecture_out(data, ("lasso",)) if row.quantity == "latency"]
+    assert {row.predictor for row in latencies if row.model == "deep"} == {ROOFLINE, SCALED}
+    assert {row.predictor for row in latencies if row.model == "thin"} == {ROOFLINE, SCALED, "lasso", "stack"}
+    assert "deep" not in fit_with_intervals(data, ("lasso",)).residuals["latency"]
 
 
 def test_one_architecture_cannot_be_left_out(tmp_path: Path) -> None:
