@@ -23,6 +23,7 @@ from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import MEASURED, Estimate, Figure, Workload
 from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.domain.mig import distinct_layouts
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.contract import ExponentialQueue, plain_device, sliced_device
@@ -274,42 +275,14 @@ def _device_rates(problem: Problem, device: Device, wanted: Rates) -> Rates:
     """Return every set of rates that one device can serve, shared whole or cut up."""
     whole = _shared_rates(problem, device, None, wanted)
     alone = {profile.name: _shared_rates(problem, device, profile.name, wanted) for profile in device.mig_profiles}
-    useful = {name for name, rates in alone.items() if rates.any()}
+    useful = [profile for profile in device.mig_profiles if alone[profile.name].any()]
     rate_tables = [whole]
-    for names in _layouts(device, useful):
+    for layout in distinct_layouts(device, useful):
         together = np.zeros((1, len(wanted)))
-        for name in names:
-            together = _sums(together, alone[name], wanted)
+        for instance in layout:
+            together = _sums(together, alone[instance.profile.name], wanted)
         rate_tables.append(together)
     return _drop_dominated(np.vstack(rate_tables))
-
-
-def _layouts(device: Device, useful: set[str]) -> set[tuple[str, ...]]:
-    """Return the instances that can stand on a device together to which none can be added, by trying every start."""
-    layouts: set[tuple[str, ...]] = set()
-    profiles = [profile for profile in device.mig_profiles if profile.name in useful]
-    compute = max((profile.compute_slices for profile in device.mig_profiles), default=0)
-
-    def extend(taken: frozenset[int], names: tuple[str, ...], used: int) -> None:
-        grew = False
-        for profile in profiles:
-            if names.count(profile.name) >= profile.max_count or used + profile.compute_slices > compute:
-                continue
-            for start in profile.start_slots:
-                slots = frozenset(range(start, start + profile.memory_slices))
-                if not slots & taken:
-                    grew = True
-                    more = tuple(sorted((*names, profile.name)))
-                    state = (taken | slots, more)
-                    if state not in visited:
-                        visited.add(state)
-                        extend(taken | slots, more, used + profile.compute_slices)
-        if not grew and names:
-            layouts.add(names)
-
-    visited: set[tuple[frozenset[int], tuple[str, ...]]] = set()
-    extend(frozenset(), (), 0)
-    return layouts
 
 
 def _shared_rates(problem: Problem, device: Device, mig: str | None, wanted: Rates) -> Rates:
@@ -409,47 +382,27 @@ def _reaches(first: Rates, second: Rates, wanted: Rates) -> bool:
 
 
 def _drop_dominated(rates: Rates) -> Rates:
-    """Leave out the sets of which another has no less of anything; of at most three models."""
-    wide = np.zeros((len(rates), 3))
-    wide[:, : rates.shape[1]] = np.round(rates, 9)
-    most = wide[wide.sum(axis=1).argmax()]  # what it dominates goes at once: sorting is what takes the time
-    wide = np.vstack([wide[~(wide <= most).all(axis=1)], most])
-    wide = wide[np.lexsort(-wide.T[::-1])]
-    kept = wide[_find_undominated(wide, _LITTLE)]
+    """Leave out the sets of which another has no less of anything."""
+    rates = np.round(rates, 9)
+    most = rates[rates.sum(axis=1).argmax()]  # what it dominates goes at once: the rest is compared pair by pair
+    rates = np.vstack([rates[~(rates <= most).all(axis=1)], most])
+    rates = rates[np.argsort(-rates.sum(axis=1), kind="stable")]
+    kept = rates[_find_undominated(rates, _LITTLE)]
     if len(kept) > _MOST_SETS:
         raise TooLargeError
-    return np.ascontiguousarray(kept[:, : rates.shape[1]])
+    return np.ascontiguousarray(kept)
 
 
-def _sweep(rates: Rates, little: float) -> NDArray[np.bool_]:
-    """Return which rows no earlier row matches, of rows by falling first column.
-
-    What is not matched so far in the second and third column are steps: the second rises, the third falls.
-    """
-    kept = np.zeros(len(rates), dtype=np.bool_)
-    second, third = np.empty(len(rates)), np.empty(len(rates))
-    steps = 0
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def _find_undominated(rates: Rates, little: float) -> Any:
+    """Return the indices of the rows that no row of a larger sum matches, of rows by falling sum."""
+    kept = np.empty(len(rates), dtype=np.int64)
+    count = 0
     for i in range(len(rates)):
-        y, z = rates[i, 1], rates[i, 2]
-        place = np.searchsorted(second[:steps], y - little)
-        if place < steps and third[place] >= z - little:
-            continue
-        kept[i] = True
-        end = place  # the steps of which this one has no less: those before it that are no higher
-        while place > 0 and third[place - 1] <= z:
-            place -= 1
-        while end < steps and second[end] <= y and third[end] <= z:
-            end += 1
-        moved = steps - end
-        if place + 1 > end:
-            for j in range(moved - 1, -1, -1):
-                second[place + 1 + j], third[place + 1 + j] = second[end + j], third[end + j]
-        else:
-            for j in range(moved):
-                second[place + 1 + j], third[place + 1 + j] = second[end + j], third[end + j]
-        second[place], third[place] = y, z
-        steps = place + 1 + moved
-    return kept
-
-
-_find_undominated: Any = numba.njit(cache=True)(_sweep)
+        is_matched = False
+        for j in kept[:count]:
+            is_matched = is_matched or np.all(rates[j] >= rates[i] - little)
+        if not is_matched:
+            kept[count] = i
+            count += 1
+    return kept[:count]
