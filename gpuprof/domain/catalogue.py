@@ -11,12 +11,13 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpuprof.domain.device import Device, MigProfile, SmLimits
 from gpuprof.domain.file_access import read_input
+from gpuprof.domain.validation import Count
 from gpuprof.errors import InputError, unknown_name
 
 
@@ -28,7 +29,7 @@ def datasets() -> Traversable:
 @cache
 def devices() -> Mapping[str, Device]:
     """Return every device of ``datasets/devices.toml`` by name."""
-    return MappingProxyType({name: make_device(name, table) for name, table in _read_tables().items()})
+    return MappingProxyType({name: table.to_device(name) for name, table in _read_tables().items()})
 
 
 def device(name: str) -> Device:
@@ -57,49 +58,19 @@ def device_of_driver(driver_name: str) -> Device | None:
     True
     """
     for name, table in _read_tables().items():
-        if driver_name in table["driver_names"]:
+        if driver_name in table.driver_names:
             return devices()[name]
     return None
 
 
 @cache
-def _read_tables() -> dict[str, dict[str, Any]]:
+def _read_tables() -> dict[str, _DeviceTable]:
     with (datasets() / "devices.toml").open("rb") as file:
-        return tomllib.load(file)
-
-
-def make_device(name: str, table: Mapping[str, Any]) -> Device:
-    """Return the device described by a table in the format of ``devices.toml``."""
-    # Converts the units of datasheets, as in the file, to the units of the package.
-    return Device(
-        name=name,
-        kind="gpu",
-        compute_units=table["compute_units"],
-        clock_mhz=float(table["clock_mhz"]),
-        flops_per_s=MappingProxyType({dtype: float(round(rate * 1e12)) for dtype, rate in table["tflops"].items()}),
-        dram_bytes=int(table["dram_mib"] * 2**20),
-        dram_bytes_per_s=table["dram_gb_per_s"] * 1e9,
-        l2_bytes=int(table["l2_mib"] * 2**20),
-        compute_capability=table["compute_capability"],
-        sm=SmLimits(**table["sm"]),
-        max_power_w=None if (power := table.get("max_power_w")) is None else float(power),
-        price_per_hour=table.get("price_per_hour"),
-        mig_slices=table.get("mig_slices", 0),
-        mig_profiles=tuple(_read_mig_profile(profile) for profile in table.get("mig_profiles", ())),
-        dram_type=table.get("dram_type"),
-        process_nm=table.get("process_nm"),
-        sources=MappingProxyType({"name": table.get("full_name", name), **table.get("sources", {})}),
-    )
-
-
-def _read_mig_profile(table: Mapping[str, Any]) -> MigProfile:
-    values = {key: value for key, value in table.items() if key not in {"memory_mib", "start_slots"}}
-    return MigProfile(**values, memory_bytes=table["memory_mib"] * 2**20, start_slots=tuple(table["start_slots"]))
+        return {name: _DeviceTable.model_validate(table) for name, table in tomllib.load(file).items()}
 
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _Positive = Annotated[float, Field(gt=0, lt=1e12, allow_inf_nan=False)]
-_Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 _RATES = frozenset({"float64", "float32", "tfloat32", "float16", "bfloat16", "int8", "float8", "float4"})
 
 
@@ -109,30 +80,22 @@ class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class _SmTable(_Table):
-    threads: _Count
-    warps: _Count
-    blocks: _Count
-    registers: _Count
-    shared_memory_bytes: _Count
-    max_threads_per_block: _Count = 1024
-    max_registers_per_thread: _Count = 255
-    max_registers_per_block: _Count = 65536
-    max_shared_memory_per_block_bytes: _Count = 49152
-
-
 class _MigTable(_Table):
     name: Annotated[str, Field(pattern=r"^\d+g\.\d+gb$")]
-    sms: _Count
+    sms: Count
     memory_mib: _Positive
-    memory_slices: _Count
-    compute_slices: _Count
+    memory_slices: Count
+    compute_slices: Count
     start_slots: tuple[Annotated[int, Field(ge=0, lt=16)], ...]
-    max_count: _Count
+    max_count: Count
+
+    def to_profile(self) -> MigProfile:
+        """Return the profile, in the units of the package."""
+        return MigProfile(**self.model_dump(exclude={"memory_mib"}), memory_bytes=int(self.memory_mib * 2**20))
 
 
 class _DeviceTable(_Table):
-    compute_units: _Count
+    compute_units: Count
     clock_mhz: _Positive
     dram_mib: _Positive
     dram_gb_per_s: _Positive
@@ -145,10 +108,26 @@ class _DeviceTable(_Table):
     max_power_w: _Positive | None = None
     price_per_hour: _Positive | None = None
     dram_type: str | None = None
-    sm: _SmTable | None = None
+    sm: SmLimits | None = None
     mig_slices: Annotated[int, Field(ge=0, le=16)] = 0
     mig_profiles: tuple[_MigTable, ...] = ()
     sources: dict[str, str] = {}
+
+    def to_device(self, name: str) -> Device:
+        """Return the device, in the units of the package."""
+        copied = {"compute_units", "clock_mhz", "compute_capability", "process_nm", "max_power_w", "price_per_hour"}
+        return Device(
+            name=name,
+            kind="gpu",
+            **self.model_dump(include=copied | {"dram_type", "mig_slices"}),
+            flops_per_s=MappingProxyType({dtype: float(round(rate * 1e12)) for dtype, rate in self.tflops.items()}),
+            dram_bytes=int(self.dram_mib * 2**20),
+            dram_bytes_per_s=self.dram_gb_per_s * 1e9,
+            l2_bytes=int(self.l2_mib * 2**20),
+            sm=self.sm,
+            mig_profiles=tuple(profile.to_profile() for profile in self.mig_profiles),
+            sources=MappingProxyType({"name": self.full_name or name, **self.sources}),
+        )
 
 
 def read_device_file(path: Path) -> Mapping[str, Device]:
@@ -185,20 +164,14 @@ def _read_table(path: Path, name: str, table: object) -> Device:
     if unknown or "float32" not in table_model.tflops:
         problem = f"unknown type {unknown[0]!r}" if unknown else "float32 is missing"
         raise InputError(f"{where}: tflops: {problem}", f"give float32 and, where it has them, of {sorted(_RATES)}")
-    values: dict[str, Any] = table_model.model_dump(exclude_none=True, exclude={"sm"})
-    values["sm"] = _read_limits(table_model)
-    return make_device(name, {"full_name": name, **values, "sources": {"device": str(path), **table_model.sources}})
+    limits = table_model.sm or _nearest_limits(float(table_model.compute_capability))
+    sources = {"device": str(path), **table_model.sources}
+    return table_model.model_copy(update={"sm": limits, "sources": sources}).to_device(name)
 
 
-def _read_limits(table: _DeviceTable) -> dict[str, int]:
-    """Return the limits of an SM: from the file, else of the catalogue's GPU with the nearest compute capability."""
-    if table.sm is not None:
-        return table.sm.model_dump()
-    capability = float(table.compute_capability)
-    candidates = [gpu for gpu in devices().values() if gpu.sm is not None]
-    nearest = min(candidates, key=lambda gpu: abs(float(gpu.compute_capability or 0) - capability))
-    assert nearest.sm is not None
-    return {key: getattr(nearest.sm, key) for key in SmLimits.__dataclass_fields__}
+def _nearest_limits(capability: float) -> SmLimits | None:
+    """Return the limits of an SM of the catalogue's GPU with the nearest compute capability."""
+    return min(devices().values(), key=lambda gpu: abs(float(gpu.compute_capability or 0) - capability)).sm
 
 
 #: Brand words before or after a product's name, which do not distinguish boards.
@@ -229,9 +202,7 @@ def matching_names(text: str) -> tuple[str, ...]:
     names = []
     for name, device in devices().items():
         words = _words(name)
-        every = words.union(
-            *(_words(label) for label in (device.sources["name"], *_read_tables()[name]["driver_names"]))
-        )
+        every = words.union(*(_words(label) for label in (device.sources["name"], *_read_tables()[name].driver_names)))
         product = {
             word for word in words if word not in _FORMS and not (word.isdigit() and len(word) < _PRODUCT_DIGITS)
         }

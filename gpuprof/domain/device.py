@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gpuprof.domain.share import Share
+from gpuprof.domain.validation import Count
 from gpuprof.errors import InputError
 
 #: Name of a MIG profile: compute slices, gigabytes, and additional or absent engines.
@@ -38,15 +39,15 @@ def _is_near(profile: MigProfile, gigabytes: int) -> bool:
 class SmLimits:
     """Limits of a streaming multiprocessor (NVIDIA's compute-capability tables)."""
 
-    threads: int
-    warps: int
-    blocks: int
-    registers: int
-    shared_memory_bytes: int
-    max_threads_per_block: int = 1024
-    max_registers_per_thread: int = 255
-    max_registers_per_block: int = 65536
-    max_shared_memory_per_block_bytes: int = 49152
+    threads: Count
+    warps: Count
+    blocks: Count
+    registers: Count
+    shared_memory_bytes: Count
+    max_threads_per_block: Count = 1024
+    max_registers_per_thread: Count = 255
+    max_registers_per_block: Count = 65536
+    max_shared_memory_per_block_bytes: Count = 49152
 
 
 @dataclass(frozen=True, slots=True)
