@@ -31,6 +31,7 @@ from gpuprof.machine.machine_code import code_directory, compile_function, is_ma
 from gpuprof.rules.cpu_slices import CpuSlice, plan_slices
 
 XEON = "fma avx avx2 avx512f avx512_vnni"
+GROUPS = "sys/fs/cgroup"
 
 
 def _write(root: Path, files: dict[str, str]) -> Path:
@@ -124,46 +125,34 @@ def test_a_version_2_quota_and_memory_limit_shrink_the_device(tmp_path: Path) ->
     assert cpu.dram_bytes == 524288
 
 
-def test_version_1_limits_are_read_where_the_container_sees_only_its_own_mount(tmp_path: Path) -> None:
-    root = _write(
-        tmp_path,
-        {
-            "proc/self/cgroup": "3:cpu,cpuacct:/docker/abc\n2:memory:/docker/abc\n",
-            "sys/fs/cgroup/cpu,cpuacct/cgroup.procs": "",
-            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "50000\n",
-            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
-            "sys/fs/cgroup/memory/cgroup.procs": "",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": "4096\n",
-        },
-    )
-    assert (cgroup_version(root), cpu_quota_cores(root), memory_limit_bytes(root)) == (1, 0.5, 4096)
+V1 = {
+    "proc/self/cgroup": "3:cpu,cpuacct:/docker/abc\n2:memory:/docker/abc\n",
+    f"{GROUPS}/cpu,cpuacct/cgroup.procs": "",
+    f"{GROUPS}/cpu,cpuacct/cpu.cfs_quota_us": "50000\n",
+    f"{GROUPS}/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+    f"{GROUPS}/memory/cgroup.procs": "",
+    f"{GROUPS}/memory/memory.limit_in_bytes": "4096\n",
+}
+NO_LIMIT_V1 = {
+    f"{GROUPS}/cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
+    f"{GROUPS}/memory/memory.limit_in_bytes": "9223372036854771712\n",
+}
+NO_LIMIT_V2 = {
+    "proc/self/cgroup": "0::/\n",
+    f"{GROUPS}/cgroup.controllers": "cpu memory\n",
+    f"{GROUPS}/cpu.max": "max 100000\n",
+    f"{GROUPS}/memory.max": "max\n",
+}
 
 
-def test_no_limit_is_none_in_both_versions(tmp_path: Path) -> None:
-    version_1 = _write(
-        tmp_path / "one",
-        {
-            "proc/self/cgroup": "1:cpu:/\n2:memory:/\n",
-            "sys/fs/cgroup/cpu/cgroup.procs": "",
-            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
-            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-            "sys/fs/cgroup/memory/cgroup.procs": "",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-        },
-    )
-    two = _write(
-        tmp_path / "two",
-        {
-            "proc/self/cgroup": "0::/\n",
-            "sys/fs/cgroup/cgroup.controllers": "cpu memory\n",
-            "sys/fs/cgroup/cpu.max": "max 100000\n",
-            "sys/fs/cgroup/memory.max": "max\n",
-        },
-    )
-    for root in (version_1, two, tmp_path / "nothing"):
-        assert cpu_quota_cores(root) is None
-        assert memory_limit_bytes(root) is None
-    assert cgroup_version(tmp_path / "nothing") is None
+@pytest.mark.parametrize(
+    ("files", "limits"),
+    [(V1, (1, 0.5, 4096)), (V1 | NO_LIMIT_V1, (1, None, None)), (NO_LIMIT_V2, (2, None, None)), ({}, (None,) * 3)],
+    ids=["a container that sees only its own mount", "none in version 1", "none in version 2", "no control groups"],
+)
+def test_limits_are_read_in_both_versions(tmp_path: Path, files: dict[str, str], limits: tuple[object, ...]) -> None:
+    root = _write(tmp_path, files)
+    assert (cgroup_version(root), cpu_quota_cores(root), memory_limit_bytes(root)) == limits
 
 
 @pytest.mark.parametrize(("quota", "cores"), [(None, 8), (0.2, 1), (1.0, 1), (1.5, 2), (16.0, 8)])
@@ -250,45 +239,25 @@ def test_stolen_time_is_a_part_of_all_ticks_and_disturbs_too(tmp_path: Path) -> 
     assert load.describe_disturbance(None, 0.3) is None
 
 
-GROUPS = "sys/fs/cgroup"
+def _v2(group: str, controllers: str, handed_on: str) -> dict[str, str]:
+    return {f"{group}/cgroup.controllers": controllers, f"{group}/cgroup.subtree_control": handed_on}
 
 
-def _v1(machine: Path) -> None:
-    root = machine / "sys/fs/cgroup"
-    (root / "cpu").mkdir(parents=True)
-    for name in ("cgroup.procs", "cpu.cfs_quota_us"):
-        (root / "cpu" / name).touch()
-
-
-def _v2(root: Path, controllers: str, handed_on: str) -> None:
-    root.mkdir(parents=True, exist_ok=True)
-    (root / "cgroup.controllers").write_text(controllers)
-    (root / "cgroup.subtree_control").write_text(handed_on)
-
-
-def _own(machine: Path, text: str) -> Path:
-    (machine / "proc/self").mkdir(parents=True)
-    (machine / "proc/self/cgroup").write_text(text)
-    return machine
-
-
-def test_version_1_is_found_where_the_cpu_controller_is_mounted(tmp_path: Path) -> None:
-    _v1(tmp_path)
-    quota = quota_parent(_own(tmp_path, "3:cpuset:/\n1:cpu:/\n0::/\n"))
-    assert quota == (tmp_path / GROUPS / "cpu", 1)
-
-
-def test_version_2_takes_the_own_group_when_it_hands_the_controller_on(tmp_path: Path) -> None:
-    _v2(tmp_path / GROUPS, "cpu memory", "")
-    _v2(tmp_path / GROUPS / "app", "cpu memory", "cpu")
-    quota = quota_parent(_own(tmp_path, "0::/app\n"))
-    assert quota == (tmp_path / GROUPS / "app", 2)
-
-
-def test_version_2_goes_up_to_the_group_that_can(tmp_path: Path) -> None:
-    _v2(tmp_path / GROUPS, "cpu memory", "cpu")
-    _v2(tmp_path / GROUPS / "app", "memory", "")
-    assert quota_parent(_own(tmp_path, "0::/app\n")) == (tmp_path / GROUPS, 2)
+@pytest.mark.parametrize(
+    ("files", "own", "group", "version"),
+    [
+        (dict.fromkeys((f"{GROUPS}/cpu/cgroup.procs", f"{GROUPS}/cpu/cpu.cfs_quota_us"), ""),
+         "3:cpuset:/\n1:cpu:/\n0::/\n", "cpu", 1),
+        (_v2(GROUPS, "cpu memory", "") | _v2(f"{GROUPS}/app", "cpu memory", "cpu"), "0::/app\n", "app", 2),
+        (_v2(GROUPS, "cpu memory", "cpu") | _v2(f"{GROUPS}/app", "memory", ""), "0::/app\n", "", 2),
+    ],
+    ids=["where version 1 is mounted", "the own group that hands the controller on", "the parent that does"],
+)  # fmt: skip
+def test_quotas_are_set_in_the_nearest_group_that_allows_them(
+    tmp_path: Path, files: dict[str, str], own: str, group: str, version: int
+) -> None:
+    root = _write(tmp_path, {**files, "proc/self/cgroup": own})
+    assert quota_parent(root) == (tmp_path / GROUPS / group, version)
 
 
 @pytest.mark.parametrize(("cores", "limit"), [(0.5, "5000 10000"), (1.5, "15000 10000"), (0.05, "1000 20000")])

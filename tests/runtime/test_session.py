@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper, save
+from onnx import TensorProto, helper
 
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.model import ModelGraph
@@ -174,15 +174,12 @@ def _network(path: Path, domain: str = "") -> Path:
         helper.make_node("Flatten", ["p"], ["f"], name="flat"),
         helper.make_node("MatMul", ["f", "dense"], ["y"], name="last"),
     ]
-    graph = helper.make_graph(
-        nodes,
-        "network",
-        [helper.make_tensor_value_info("x", 1, ["N", 16, 8, 8])],
-        [helper.make_tensor_value_info("y", 1, ["N", 2000])],
-        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()],
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("nobody", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), str(path))
+    small = {name: value.astype(np.float32) for name, value in weights.items()}
+    write_model(path, nodes, {"x": ["N", 16, 8, 8]}, {"y": ["N", 2000]}, small)
+    if domain:
+        model = onnx.load(path)
+        model.opset_import.append(helper.make_opsetid(domain, 1))
+        onnx.save(model, path)
     return path
 
 
@@ -267,18 +264,8 @@ def _embedding(path: Path, kind: int = TensorProto.FLOAT) -> ModelGraph:
         helper.make_node("Gather", ["table", "ids"], ["found"]),
         helper.make_node("MatMul", ["found", "matrix"], ["y"]),
     ]
-    inputs = [helper.make_tensor_value_info("ids", TensorProto.INT64, ["N", 6])]
-    outputs = [helper.make_tensor_value_info("y", kind, ["N", 6, 4])]
-    constants = [numpy_helper.from_array(value, name) for name, value in weights.items()]
-    graph = helper.make_graph(nodes, "m", inputs, outputs, constants)
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
-    return load_graph(path, 2)
-
-
-def test_precision_is_that_of_the_arithmetic_not_of_the_token_ids(tmp_path: Path) -> None:
-    graph = _embedding(tmp_path / "m.onnx")
-    assert graph.inputs[0].dtype == "int64"
-    assert arithmetic_precision(graph, local_cpu()) == "float32"
+    types = {"ids": TensorProto.INT64, "y": kind}
+    return load_graph(write_model(path, nodes, {"ids": ["N", 6]}, {"y": ["N", 6, 4]}, weights, types=types), 2)
 
 
 @pytest.mark.parametrize(("name", "expected"), [("v100", "float32"), ("t4", "float32"), ("a100-80", "tf32")])
@@ -288,7 +275,7 @@ def test_float32_is_computed_in_tf32_where_the_gpu_has_it(tmp_path: Path, name: 
     assert executed_variant(_embedding(tmp_path / "h.onnx", TensorProto.FLOAT16), device(name)).precision == ("float16")
 
 
-def test_the_runtime_and_whether_it_fuses_are_told_from_the_provider(tmp_path: Path) -> None:
+def test_the_variant_has_the_runtime_and_the_precision_of_the_arithmetic_not_of_the_token_ids(tmp_path: Path) -> None:
     graph = _embedding(tmp_path / "m.onnx")
     assert str(executed_variant(graph, device("h200"))) == "onnxruntime fused tf32"
     assert str(executed_variant(graph, local_cpu())) == "onnxruntime fused float32"
