@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from gpuprof.domain.file_access import read_input, write_atomically
+from gpuprof.domain.host_work import NO_HOST_WORK, HostWork
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import parse_mix
 from gpuprof.errors import InputError, refuse_unwritable
@@ -79,15 +80,6 @@ class PlannedDevices(_MapElement):
     price_per_hour: Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)] | None = None
 
 
-class RecordedHostWork(_MapElement):
-    """Cost of serving assumed by the plan; fields as in `gpuprof.rules.host_work.HostWork`."""
-
-    handover_ms: _Milliseconds = 0.0
-    host_ms: _Milliseconds = 0.0
-    host_cores: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    host_ms_busy: _Milliseconds = 0.0
-
-
 class PlannedWith(_MapElement):
     """The settings, costs and sources of a plan.
 
@@ -109,7 +101,7 @@ class PlannedWith(_MapElement):
     max_batch: _Count = 256
     max_processes: _Count | None = None
     isolate: bool = False
-    host: RecordedHostWork = RecordedHostWork()
+    host: HostWork = NO_HOST_WORK
     precision: str | None = None
     runtime: str | None = None
     host_us: Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)] | None = None

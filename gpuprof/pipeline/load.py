@@ -53,7 +53,6 @@ from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCa
 from gpuprof.pipeline.settings import ARRIVALS, READ_RATES, DataFiles, Dims, Settings, by_model, option
 from gpuprof.pipeline.verdicts import SloVerdict, keeps_objective, require_kept, write_results
 from gpuprof.rules.cpu_slices import plan_shared_slices
-from gpuprof.rules.host_work import host_work_of_plan
 from gpuprof.serving.transport.security import read_token
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate, stop_compiling
@@ -589,7 +588,7 @@ def predict_load(
     until_s = settings.warmup_s + settings.duration_s
     times = {model: np.rint(NS_PER_S * at_s).astype(np.int64) for model, at_s in times_s.items() if len(at_s)}
     planned_with = deployment.planned_with
-    host = host_work_of_plan(planned_with)
+    host = planned_with.host
     options = SimulationOptions(
         until_s,
         settings.warmup_s,

@@ -42,7 +42,6 @@ from gpuprof.placement.limit import Limit, early_stop, interruptible
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import DEFAULT, Policy, make_policy
 from gpuprof.placement.problem import MEANS, Problem, collect_evidence
-from gpuprof.rules.host_work import host_work_of_plan
 from gpuprof.simulator.engine import simulate
 
 #: Requests in the simulation of a planned map: enough for the 99th percentile of each of some chains, in a second.
@@ -385,7 +384,7 @@ def router_capacity_rps(deployment: DeploymentMap) -> tuple[float, bool]:
     A measured capacity is a lower bound: it follows from the CPU time of router, machine process and client for a
     request.
     """
-    host = host_work_of_plan(deployment.planned_with)
+    host = deployment.planned_with.host
     measured_ms = host.host_ms_busy or host.host_ms
     if measured_ms > 0.0:
         return 1000.0 / measured_ms, True

@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
@@ -15,10 +15,11 @@ from typing import ClassVar
 from gpuprof.domain.arrival_process import FORMS, ArrivalProcess, parse_arrivals
 from gpuprof.domain.catalogue import devices
 from gpuprof.domain.demand import Demand, DemandFile
-from gpuprof.domain.deployment import DeploymentMap, ModelFile, PlannedDevices, PlannedWith, RecordedHostWork
+from gpuprof.domain.deployment import DeploymentMap, ModelFile, PlannedDevices, PlannedWith
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimator, TriedRuns, describe_unknown_ops, rename_workloads
 from gpuprof.domain.fleet import ANY, Fleet, FleetEntry, parse_fleet, read_fleet
+from gpuprof.domain.host_work import NO_HOST_WORK, HostWork
 from gpuprof.domain.plural import count_of
 from gpuprof.domain.runtime_variant import SERVED_BY
 from gpuprof.domain.share import Share
@@ -65,7 +66,6 @@ from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Options, Problem, collect_evidence
 from gpuprof.placement.search_space import refuse_oversized
 from gpuprof.plugins import identify
-from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
 from gpuprof.runtime.batch_items import BatchVerdicts, describe_mixing
 from gpuprof.runtime.free_batch import copy_with_free_batch
 from gpuprof.runtime.optimizer import find_refusal
@@ -426,7 +426,7 @@ def _record_settings(
         arrivals=planning.arrivals,
         fleet=tuple(map(_record_devices, fleet.entries)),
         **{name: getattr(options, name) for name in RECORDED_OPTIONS},
-        host=RecordedHostWork(**asdict(options.host)),
+        host=options.host,
         precision=planning.precision,
         runtime=planning.runtime,
         host_us=planning.host_us,

@@ -36,7 +36,6 @@ from gpuprof.placement.policies import Policy, make_policy, policy_names
 from gpuprof.placement.predict import retime_map
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.plugins import identify, require_importable
-from gpuprof.rules.host_work import host_work_of_plan
 from gpuprof.rules.merged_estimate import estimate_merged
 
 
@@ -97,9 +96,7 @@ def restore_problem(
         estimator=times,
         tried=tried,
         queueing=make_queueing(settings.arrivals, deployment.models),
-        options=Options(
-            **{name: getattr(settings, name) for name in RECORDED_OPTIONS}, host=host_work_of_plan(settings)
-        ),
+        options=Options(**{name: getattr(settings, name) for name in RECORDED_OPTIONS}, host=settings.host),
         files={name: model.file for name, model in deployment.models.items()},
         chains=deployment.chains,
     )
@@ -221,7 +218,7 @@ def collect_map_evidence(
         confidence=settings.confidence,
         latency_budget=settings.latency_budget,
         overhead_ms=settings.overhead_ms,
-        host=host_work_of_plan(settings),
+        host=settings.host,
         counts={devices.device: devices.count for devices in settings.fleet},
         tried=tried,
     )

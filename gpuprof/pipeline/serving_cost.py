@@ -12,13 +12,13 @@ from typing import Any
 
 from gpuprof.domain.deployment import DeploymentMap, parse_map
 from gpuprof.domain.device import Device
+from gpuprof.domain.host_work import BUSY_RPS, CALM_RPS, NO_HOST_WORK, HostWork
 from gpuprof.domain.sizes import name_parts, split_name
 from gpuprof.errors import UnavailableError, install_hint
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import DeviceRow, RunRow, model_at_dims
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.pipeline.result import NoteCallback, say_nothing
-from gpuprof.rules.host_work import BUSY_RPS, CALM_RPS, NO_HOST_WORK, HostWork
 
 _COLLECTOR = "serving"
 _REQUEST_COLUMNS = ("model", "batch", "input_bytes", "dims")

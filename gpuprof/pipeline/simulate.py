@@ -20,7 +20,6 @@ from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCa
 from gpuprof.pipeline.settings import ARRIVALS, Names, Rates, Settings, option
 from gpuprof.pipeline.verdicts import SloVerdict, require_kept, write_results
 from gpuprof.placement.policies import make_policy
-from gpuprof.rules.host_work import host_work_of_plan
 from gpuprof.serving.change.window import HEADROOM
 from gpuprof.simulator.cluster import SimulationOptions, parse_failure
 from gpuprof.simulator.engine import simulate as simulate_all
@@ -113,7 +112,7 @@ class ServiceSettings(Settings):
         Raises `InputError` when a failure cannot be read.
         """
         settings = deployment.planned_with
-        host = host_work_of_plan(settings)
+        host = settings.host
         host = host if self.host_ms is None else replace(host, host_ms=self.host_ms, host_ms_busy=0.0)
         return SimulationOptions(
             seconds,

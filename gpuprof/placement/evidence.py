@@ -13,11 +13,12 @@ from gpuprof.domain.demand import Demand
 from gpuprof.domain.deployment import DeploymentMap, Partition, Replica, share_of
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import MOST_VARIATION, NOTHING_TRIED, Estimate, Estimator, Figure, TriedRuns, Workload
+from gpuprof.domain.host_work import NO_HOST_WORK, HostWork
 from gpuprof.domain.number_format import ROUNDING
 from gpuprof.domain.sojourn import BatchServer, QueueModel
 from gpuprof.errors import InputError
 from gpuprof.rules.batching import padded_size
-from gpuprof.rules.host_work import NO_HOST_WORK, HostWork, disturb_servers
+from gpuprof.rules.host_work import disturb_servers
 from gpuprof.rules.turns import LoadedReplica, add_waits, estimate_turn, held_shares, involves_turns
 
 #: Relative rounding of a map's figures.

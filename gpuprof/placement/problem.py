@@ -12,11 +12,11 @@ from gpuprof.domain.deployment import Chain, DeploymentMap, ModelFile, PlannedWi
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import NOTHING_TRIED, Estimate, Estimator, TriedRuns
 from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.domain.host_work import NO_HOST_WORK, HostWork
 from gpuprof.domain.sojourn import QueueModel
 from gpuprof.errors import InputError
 from gpuprof.placement.evidence import Evidence
 from gpuprof.placement.rate_limit import RateLimits
-from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
 
 if TYPE_CHECKING:
     from gpuprof.placement.placement import Placement

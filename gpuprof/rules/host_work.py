@@ -14,16 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from gpuprof.domain.deployment import PlannedWith
+from gpuprof.domain.host_work import HostWork
 from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel
-from gpuprof.errors import InputError
 from gpuprof.rules.cpu_slices import CpuSlice, plan_shared_slices
 from gpuprof.rules.turns import LoadedReplica
 
-#: Requests per second at which the cost is measured: with hardly any concurrent host work, and with much.
-CALM_RPS, BUSY_RPS = 60.0, 600.0
 #: Probability that host work stays on its last core while every core runs a batch; otherwise the core is random.
 #: Fitted to perf samples on two cores under Linux 6.18. Fraction of such host work on the core of the shorter batches:
 #: with batches of 1 ms and 33 ms 83% and 90% (at 80% and 50% load; this constant gives 85% and 86%), with 7 ms and
@@ -33,55 +30,6 @@ STAYS = 0.75
 _LEAST_LEFT = 0.01
 #: Fixed-point iterations in `disturb_servers`: lost time makes replicas busier, and busier replicas lose more time.
 _ROUNDS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class HostWork:
-    """The cost of serving, measured by ``gpuprof profile``."""
-
-    #: Worker time of each batch besides the model's: receiving the batch and sending the answer.
-    handover_ms: float = 0.0
-    #: CPU time per request of router, machine process and clients on the same machine, at `CALM_RPS`.
-    host_ms: float = 0.0
-    #: Cores of the machine; 0: the workers' device is not the CPU of these processes, or the number is unknown.
-    host_cores: int = 0
-    #: CPU time per request at `BUSY_RPS`: less, since a running process handles several arrivals at once. 0: unknown.
-    host_ms_busy: float = 0.0
-
-    def __post_init__(self) -> None:
-        times = {"handover": self.handover_ms, "host time": self.host_ms, "busy host time": self.host_ms_busy}
-        for name, value in times.items():
-            if not 0.0 <= value < 1e9:
-                raise InputError(f"{name} must be at least 0 ms but got {value:g}")
-
-    def at(self, rate_rps: float) -> HostWork:
-        """Return the cost at a request rate, interpolated in the logarithm of the rate between the measured rates."""
-        # Not measured under load, or not lower there: the same figure at every rate.
-        if not 0.0 < self.host_ms_busy < self.host_ms:
-            return replace(self, host_ms_busy=0.0)
-        # Constant beyond the two rates: nothing was measured there, and extrapolation would go below zero.
-        part = math.log(min(max(rate_rps, CALM_RPS), BUSY_RPS) / CALM_RPS) / math.log(BUSY_RPS / CALM_RPS)
-        return replace(self, host_ms=(1.0 - part) * self.host_ms + part * self.host_ms_busy, host_ms_busy=0.0)
-
-    @property
-    def event_ms(self) -> float:
-        """CPU time at the arrival of a request, and as much at its answer."""
-        return self.host_ms / 2.0
-
-    @property
-    def can_disturb(self) -> bool:
-        """Whether host work can delay batches."""
-        return self.host_cores > 0 and self.host_ms > 0.0
-
-
-#: No host work: unmeasured, or batches run on a GPU.
-NO_HOST_WORK = HostWork()
-
-
-def host_work_of_plan(planned_with: PlannedWith) -> HostWork:
-    """Return the cost of serving recorded in a map's plan."""
-    host = planned_with.host
-    return HostWork(host.handover_ms, host.host_ms, host.host_cores, host.host_ms_busy)
 
 
 def cores_of(shares: Sequence[tuple[float, int]], cores: int) -> tuple[CpuSlice, ...]:

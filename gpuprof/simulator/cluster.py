@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
 from gpuprof.domain.estimate import MOST_VARIATION
+from gpuprof.domain.host_work import NO_HOST_WORK, HostWork
 from gpuprof.domain.number_format import ROUNDING
 from gpuprof.domain.validation import parse_duration
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.rules.batching import wait_limit_ms
-from gpuprof.rules.host_work import NO_HOST_WORK, HostWork, cores_of
+from gpuprof.rules.host_work import cores_of
 from gpuprof.rules.turns import find_mean_waits, load_replica
 from gpuprof.simulator.state import NS_PER_MS, ClusterArrays, Ints
 

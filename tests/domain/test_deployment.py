@@ -13,7 +13,6 @@ from gpuprof.domain.deployment import (
     PlanAtEnds,
     PlannedDevices,
     PlannedWith,
-    RecordedHostWork,
     json_schema,
     parse_map,
     read_map,
@@ -33,7 +32,6 @@ from gpuprof.placement.deploy import to_map
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import make_policy
 from gpuprof.placement.published.ffd import FirstFitDecreasing
-from gpuprof.rules.host_work import HostWork, host_work_of_plan
 
 
 def document() -> dict[str, Any]:
@@ -135,12 +133,6 @@ def test_a_map_with_settings_is_written_and_read_the_same() -> None:
     assert content["planned_with"]["fleet"] == [{"device": "v100", "count": 2}]
     assert "stopped_by" not in content["planned_with"]
     assert parse_map(content, "it") == placed
-
-
-def test_what_serving_costs_is_what_was_recorded() -> None:
-    host = RecordedHostWork(handover_ms=0.2, host_ms=1.0, host_cores=2, host_ms_busy=0.5)
-    assert host_work_of_plan(PlannedWith(host=host)) == HostWork(0.2, 1.0, 2, 0.5)
-    assert host_work_of_plan(PlannedWith()) == HostWork()
 
 
 PUBLISHED = json.loads((datasets() / "deployment.schema.json").read_text(encoding="utf-8"))

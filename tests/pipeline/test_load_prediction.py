@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from gpuprof.cli.main import main
-from gpuprof.domain.deployment import DeploymentMap, PlannedWith, RecordedHostWork, Replica, parse_map, write_map
+from gpuprof.domain.deployment import DeploymentMap, PlannedWith, Replica, parse_map, write_map
+from gpuprof.domain.host_work import HostWork
 from gpuprof.load.load import LoadSettings, RequestStream, send_times
 from gpuprof.machine.cgroup import own_cores
 from gpuprof.pipeline.load import LoadPrediction, predict_load, worker_cores
@@ -41,7 +42,7 @@ def test_the_replay_is_what_simulate_says_of_the_same_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     requests, whole = streams(m=160.0, n=60.0), replace(SETTINGS, duration_s=23.0, warmup_s=0.0)
-    settings = PlannedWith(overhead_ms=1.5, host=RecordedHostWork(host_ms=0.5, host_cores=2))
+    settings = PlannedWith(overhead_ms=1.5, host=HostWork(host_ms=0.5, host_cores=2))
     priced = make_map(
         [[placed.model_copy(update={"sm_share_pct": 30.0}) for placed in (*PAIR, replica("n", [9.0]))]], SLO_MS
     )
@@ -70,7 +71,7 @@ def test_the_model_s_own_time_is_that_of_its_batches_without_their_handover() ->
     deployment = make_map([[replica("m", [20.0, 30.0])]], slo_ms=SLO_MS)
     few = streams(m=0.5)
     assert predict_model(deployment, few).infer_ms == pytest.approx(20.0)
-    with_handover = deployment.model_copy(update={"planned_with": PlannedWith(host=RecordedHostWork(handover_ms=0.5))})
+    with_handover = deployment.model_copy(update={"planned_with": PlannedWith(host=HostWork(handover_ms=0.5))})
     assert predict_model(with_handover, few).infer_ms == pytest.approx(19.5)
     assert 28.0 < (predict_model(deployment, streams(m=60.0)).infer_ms or 0.0) < 30.0  # most go two by two
 

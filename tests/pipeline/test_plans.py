@@ -11,7 +11,8 @@ import pytest
 import gpuprof
 from gpuprof.cli.main import main
 from gpuprof.domain.arrival_process import BatchPoissonArrivals, RecordedArrivals
-from gpuprof.domain.deployment import DeploymentMap, PlannedWith, RecordedHostWork, read_map
+from gpuprof.domain.deployment import DeploymentMap, PlannedWith, read_map
+from gpuprof.domain.host_work import HostWork
 from gpuprof.domain.map_sources import describe_basis
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer, ShapedQueue, queue_of
@@ -107,7 +108,7 @@ def test_a_plan_says_how_many_routers_its_requests_need(rate_rps: float, routers
 
 
 def test_what_profile_measured_comes_before_the_assumption() -> None:
-    measured = PlannedWith(host=RecordedHostWork(host_ms=0.5, host_ms_busy=0.25, host_cores=2))
+    measured = PlannedWith(host=HostWork(host_ms=0.5, host_ms_busy=0.25, host_cores=2))
     deployment = make_map(4001.0).model_copy(update={"planned_with": measured})
     text = describe_routers(deployment)
     assert text is not None and "2 routers: one carries about 4,000 (as profile measured)" in text

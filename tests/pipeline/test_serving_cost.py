@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from gpuprof.domain.host_work import NO_HOST_WORK, HostWork
 from gpuprof.kernel_db.schema import DeviceRow, ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.machine.cpu import local_cpu
 from gpuprof.pipeline import serving_cost as overhead
 from gpuprof.pipeline.serving_cost import measure_overhead, measure_serving, serving_overhead_ms, serving_work
-from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
 from tests.reruns import serves_in_real_time
 
 MIB = 1 << 20

@@ -16,6 +16,7 @@ from bench.baselines.shepherd import Shepherd
 from gpuprof.domain.deployment import Replica
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
+from gpuprof.domain.host_work import HostWork
 from gpuprof.domain.share import Share
 from gpuprof.pipeline.problem import PlanningOptions
 from gpuprof.placement.contract import (
@@ -33,7 +34,6 @@ from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options
 from gpuprof.placement.published.gpulet import DutyCycle, Gpulet, TurnDemand, list_duty_cycles
-from gpuprof.rules.host_work import HostWork
 from tests.placement.table import TabledEstimator
 
 BUDGET = Options(latency_budget=0.5)

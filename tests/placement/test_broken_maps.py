@@ -26,7 +26,6 @@ from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 from gpuprof.placement.published.parvagpu import ParvaGpu
-from gpuprof.rules.host_work import host_work_of_plan
 
 #: ``"shared"``: two replicas by percentage on one device; ``"mig"``: one in each of two instances; ``"pool"``: three
 #: replicas of one model on two devices, one of them slower; ``"unshared"``: two replicas on one device without shares.
@@ -265,7 +264,7 @@ def take_settings(deployment: DeploymentMap, against: Evidence) -> Evidence:
         confidence=planned.confidence,
         latency_budget=planned.latency_budget,
         overhead_ms=planned.overhead_ms,
-        host=host_work_of_plan(planned),
+        host=planned.host,
     )
 
 

@@ -13,6 +13,7 @@ from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeploymentMap, parse_map
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import MEASURED, Estimate, FailedRun, Figure, TriedRuns, Workload
+from gpuprof.domain.host_work import HostWork
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.estimators.queueing.queueing import BatchQueue
@@ -22,7 +23,6 @@ from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import Evidence, Violation, check, check_layout, find_unknown_memory
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Options
-from gpuprof.rules.host_work import HostWork
 
 GIVEN = problem([demand("a", 20.0), demand("b", 20.0)], [(plain_device(), 2), (sliced_device(), 2)])
 

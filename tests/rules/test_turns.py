@@ -9,19 +9,12 @@ from dataclasses import replace
 import pytest
 
 from gpuprof.domain.estimate import Estimate, Figure, Workload
+from gpuprof.domain.host_work import BUSY_RPS, CALM_RPS, HostWork
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, Sojourn, split_stream
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.rules.cpu_slices import plan_shared_slices
-from gpuprof.rules.host_work import (
-    BUSY_RPS,
-    CALM_RPS,
-    STAYS,
-    HostWork,
-    disturb_at_worst,
-    disturb_servers,
-    lengthen_times,
-)
+from gpuprof.rules.host_work import STAYS, disturb_at_worst, disturb_servers, lengthen_times
 from gpuprof.rules.turns import LoadedReplica, add_waits, estimate_turn, held_shares
 
 ALONE_MS = {"a": 4.0, "b": 6.0, "c": 10.0, "d": 1.0}

@@ -23,11 +23,12 @@ from gpuprof.domain.arrival_process import (
     RecordedArrivals,
 )
 from gpuprof.domain.deployment import DeploymentMap, Replica
+from gpuprof.domain.host_work import HostWork
 from gpuprof.domain.sojourn import BatchServer
 from gpuprof.errors import InputError
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.rules.batching import batch_size_now
-from gpuprof.rules.host_work import HostWork, disturb_servers
+from gpuprof.rules.host_work import disturb_servers
 from gpuprof.rules.routing import FastestFirst, ReplicaLoad, decay_count, forecast_joining
 from gpuprof.rules.turns import LoadedReplica
 from gpuprof.simulator import engine
