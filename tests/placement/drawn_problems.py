@@ -393,7 +393,7 @@ def _drop_dominated(rates: Rates) -> Rates:
     return np.ascontiguousarray(kept)
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True)
 def _find_undominated(rates: Rates, little: float) -> Any:
     """Return the indices of the rows that no row of a larger sum matches, of rows by falling sum."""
     kept = np.empty(len(rates), dtype=np.int64)
@@ -401,7 +401,7 @@ def _find_undominated(rates: Rates, little: float) -> Any:
     for i in range(len(rates)):
         is_matched = False
         for j in kept[:count]:
-            is_matched = is_matched or np.all(rates[j] >= rates[i] - little)
+            is_matched = is_matched or bool(np.all(rates[j] >= rates[i] - little))
         if not is_matched:
             kept[count] = i
             count += 1
