@@ -148,10 +148,10 @@ SHORT = gpuprof.SimulatedTraffic(duration_s=5.0)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two models and an slo.csv that asks for a chain of them."""
     folder = tmp_path_factory.mktemp("chains")
-    for name in ("resnet18", "mlp"):
+    for name in ("resnet50", "mlp"):
         gpuprof.build_model(name, folder / f"{name}.onnx")
     write_demands(
-        folder, f"{folder}/resnet18.onnx > {folder}/mlp.onnx,100,{SLO_MS},vision", f"{folder}/mlp.onnx,50,20,"
+        folder, f"{folder}/resnet50.onnx > {folder}/mlp.onnx,100,{SLO_MS},vision", f"{folder}/mlp.onnx,50,20,"
     )
     return folder
 
@@ -169,7 +169,7 @@ def plan(folder: Path) -> DeploymentMap:
 
 
 def test_the_steps_of_a_chain_share_its_slo_and_its_late_requests(plan: DeploymentMap) -> None:
-    assert plan.chains["vision"].steps == ("resnet18", "vision.mlp")
+    assert plan.chains["vision"].steps == ("resnet50", "vision.mlp")
     first, second = (plan.models[step] for step in plan.chains["vision"].steps)
     assert first.slo_ms + second.slo_ms == pytest.approx(SLO_MS)
     assert first.slo_ms > second.slo_ms  # the slower model needs the larger part
@@ -178,7 +178,7 @@ def test_the_steps_of_a_chain_share_its_slo_and_its_late_requests(plan: Deployme
     assert not plan.unplaced
 
 
-@pytest.mark.parametrize("steps", [("resnet18", "absent"), ("resnet18", "resnet18")])
+@pytest.mark.parametrize("steps", [("resnet50", "absent"), ("resnet50", "resnet50")])
 def test_a_map_whose_chain_has_a_wrong_step_is_refused(plan: DeploymentMap, steps: tuple[str, str]) -> None:
     content = json.loads(plan.to_json())
     content["chains"]["vision"]["steps"] = steps
@@ -193,11 +193,11 @@ def test_check_refuses_a_map_whose_steps_add_up_to_more_than_the_chain_may_take(
     chain = plan.chains["vision"].model_copy(update={"slo_ms": 0.9 * SLO_MS})
     (violation,) = gpuprof.check(plan.model_copy(update={"chains": {"vision": chain}})).violations
     assert (violation.rule, violation.where) == ("slo", "vision")
-    stricter = gpuprof.Demand("vision", 100.0, gpuprof.Slo(0.9 * SLO_MS), source_model="resnet18>mlp")
+    stricter = gpuprof.Demand("vision", 100.0, gpuprof.Slo(0.9 * SLO_MS), source_model="resnet50>mlp")
     other = gpuprof.Demand("mlp", 50.0, gpuprof.Slo(20.0))
     assert [v.where for v in gpuprof.check(plan, against=[stricter, other]).violations] == ["vision"]
     assert gpuprof.check(
-        plan, against=[gpuprof.Demand("vision", 100.0, gpuprof.Slo(SLO_MS), source_model="resnet18>mlp"), other]
+        plan, against=[gpuprof.Demand("vision", 100.0, gpuprof.Slo(SLO_MS), source_model="resnet50>mlp"), other]
     ).is_sound
 
 
@@ -219,10 +219,10 @@ def test_the_slo_is_divided_by_capacities_and_else_in_proportion_to_times(folder
         db,
         [
             measured_row(name, 1, ms, device="v100", repeats=100, std_ms=0.1)
-            for name, ms in (("resnet18", 40.0), ("mlp", 1.0))
+            for name, ms in (("resnet50", 40.0), ("mlp", 1.0))
         ],
     )
-    chain = [gpuprof.Demand("resnet18>mlp", 0.05, gpuprof.Slo(60.0))]
+    chain = [gpuprof.Demand("resnet50>mlp", 0.05, gpuprof.Slo(60.0))]
     problem = build_problem(chain, "v100", db, gpuprof.PlanningOptions(estimator="measured"))
     slow, fast = divide_by_time(problem).demands
     assert slow.slo.latency_ms == pytest.approx(60.0 * 40.0 / 41.0)
@@ -232,7 +232,7 @@ def test_the_slo_is_divided_by_capacities_and_else_in_proportion_to_times(folder
 
 
 def test_a_later_step_is_planned_for_the_groups_in_which_batches_end(folder: Path) -> None:
-    chain = [gpuprof.Demand(f"{folder}/resnet18.onnx>{folder}/mlp.onnx", 3000.0, gpuprof.Slo(12.0))]
+    chain = [gpuprof.Demand(f"{folder}/resnet50.onnx>{folder}/mlp.onnx", 3000.0, gpuprof.Slo(12.0))]
     options = gpuprof.PlanningOptions(time_limit_s=5.0, confidence=0.0)
     plan = gpuprof.place(chain, fleet="a100-40", options=options)
     assert plan.is_complete
@@ -246,14 +246,14 @@ def test_a_chain_that_misses_in_a_simulation_is_planned_again_and_named_if_it_st
 ) -> None:
     answers = iter([{"c": 90.0}, {"c": 95.0} if misses_again else {}])
     monkeypatch.setattr(place, "_simulate_misses", lambda deployment: next(answers))
-    demand = gpuprof.Demand("c", 300.0, gpuprof.Slo(40.0), source_model=f"{folder}/resnet18.onnx>{folder}/mlp.onnx")
+    demand = gpuprof.Demand("c", 300.0, gpuprof.Slo(40.0), source_model=f"{folder}/resnet50.onnx>{folder}/mlp.onnx")
     problem = build_problem([demand], "a100-40", None, gpuprof.PlanningOptions())
     notes: list[str] = []
     solved, plan = place.plan_chains(problem, make_policy("ffd"), notes.append)
     queue = queue_of(solved.queueing, "mlp")
     assert isinstance(queue, ShapedQueue) and isinstance(queue.shape, BatchPoissonArrivals)
     assert queue.shape.size > 1
-    assert queue_of(solved.queueing, "resnet18") is problem.queueing
+    assert queue_of(solved.queueing, "resnet50") is problem.queueing
     assert len(notes) == misses_again and plan.chains.keys() == {"c"}
 
 
