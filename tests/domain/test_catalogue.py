@@ -119,7 +119,7 @@ def test_mig_is_where_it_should_be(gpu: Device) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_MIG)
-def test_mig_profiles_lie_inside_their_gpu(name: str) -> None:
+def test_mig_profiles_lie_inside_their_gpu_have_the_memory_of_their_names_and_grow_in_everything(name: str) -> None:
     gpu = device(name)
     for profile in gpu.mig_profiles:
         assert profile.compute_slices == int(profile.name.split("g.")[0])
@@ -129,22 +129,12 @@ def test_mig_profiles_lie_inside_their_gpu(name: str) -> None:
         assert len(profile.start_slots) >= profile.max_count
         assert all(start + profile.memory_slices <= gpu.mig_slices for start in profile.start_slots)
         assert list(profile.start_slots) == sorted(set(profile.start_slots))
-
-
-@pytest.mark.parametrize("name", WITH_MIG)
-def test_a_mig_profile_is_called_after_its_memory(name: str) -> None:
-    for profile in device(name).mig_profiles:
         named = int(profile.name.split(".")[1].removesuffix("gb"))
         assert 0.85 * named <= profile.memory_bytes / 2**30 <= named, profile.name
-
-
-@pytest.mark.parametrize("name", WITH_MIG)
-def test_a_larger_mig_profile_has_no_less_of_anything(name: str) -> None:
-    profiles = sorted(device(name).mig_profiles, key=lambda profile: (profile.compute_slices, profile.memory_slices))
+    profiles = sorted(gpu.mig_profiles, key=lambda profile: (profile.compute_slices, profile.memory_slices))
     for smaller, larger in pairwise(profiles):
-        assert smaller.sms <= larger.sms
-        assert smaller.memory_bytes <= larger.memory_bytes
-    assert profiles[-1].memory_slices == device(name).mig_slices
+        assert smaller.sms <= larger.sms and smaller.memory_bytes <= larger.memory_bytes
+    assert profiles[-1].memory_slices == gpu.mig_slices
 
 
 def test_a_board_is_found_by_its_drivers_name() -> None:

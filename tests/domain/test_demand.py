@@ -23,16 +23,12 @@ def _read_text(tmp_path: Path, text: str) -> tuple[Demand, ...]:
     return read_demands(path)
 
 
-def test_columns_may_stand_in_any_order_and_optional_ones_may_be_empty(tmp_path: Path) -> None:
-    text = "slo_ms,model,rate_rps,percentile,max_replicas\n40,resnet50,400,,\n\n# night\n25.5, bert ,1e1,95,3\n"
+def test_columns_may_stand_in_any_order_and_case_and_optional_ones_may_be_empty(tmp_path: Path) -> None:
+    text = "SLO_ms, model,Rate_RPS,percentile,max_replicas\n40,resnet50,400,,\n\n# night\n25.5, bert ,1e1,95,3\n"
     assert _read_text(tmp_path, text) == (
         Demand("resnet50", 400.0, Slo(40.0, 99.0)),
         Demand("bert", 10.0, Slo(25.5, 95.0), max_replicas=3),
     )
-
-
-def test_headings_may_be_written_large(tmp_path: Path) -> None:
-    assert _read_text(tmp_path, "Model, Rate_RPS, SLO_ms\na,1,2\n") == (Demand("a", 1.0, Slo(2.0, 99.0)),)
 
 
 @pytest.mark.parametrize(
@@ -102,12 +98,9 @@ def _find(name: str) -> Device:
 def test_a_name_without_a_count_means_as_many_as_needed() -> None:
     fleet = parse_fleet("a:8, b", _find)
     assert [(entry.device.name, entry.count) for entry in fleet.entries] == [("a", 8), ("b", None)]
+    assert [entry.price_per_hour for entry in fleet.entries] == [2.0, 1.0]  # without prices, the cost counts devices
     assert fleet.is_elastic
     assert not parse_fleet("a:8", _find).is_elastic
-
-
-def test_a_device_without_a_price_counts_as_one() -> None:
-    assert [entry.price_per_hour for entry in parse_fleet("a,b", _find).entries] == [2.0, 1.0]
 
 
 @pytest.mark.parametrize("text", ["", " , ", "a:0", "a:-1", "a:x", "a:1.5", "a:", "a:1,a:2", "c", "a b"])

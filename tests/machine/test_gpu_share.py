@@ -68,39 +68,36 @@ def test_a_gpu_that_is_not_there_or_another_is_an_error() -> None:
         find_gpu(Gpu(index=1, device="h100", partitions=()), gpus)
 
 
-def test_the_whole_gpu_needs_nothing(daemons: list[str | None]) -> None:
-    with bind_shares(A100, [Share()]) as environments:
-        assert environments == ({},)
-    assert daemons == []
+PIPE = {MPS_PIPE: "/pipe"}
+HALF, THREE = Share(50.0, "3g.40gb"), Share(100.0, "3g.40gb")
 
 
-def test_parts_of_a_gpu_are_bound_by_one_daemon(daemons: list[str | None]) -> None:
-    with bind_shares(A100, [Share(30.0), Share(70.0)]) as environments:
-        assert [each["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for each in environments] == ["30", "70"]
-    assert daemons == [None]
+@pytest.mark.parametrize(
+    ("shares", "instances", "environments", "started"),
+    [
+        ([Share()], [], [{}], []),
+        ([Share(30.0), Share(70.0)], [], [{**PIPE, PERCENTAGE: "30"}, {**PIPE, PERCENTAGE: "70"}], [None]),
+        ([Share(), Share()], [], [PIPE, PIPE], [None]),
+        ([THREE, THREE], ["3g.40gb", "3g.40gb"], [{VISIBLE: "MIG-0"}, {VISIBLE: "MIG-1"}], []),
+        ([HALF, HALF], ["3g.40gb"], [{VISIBLE: "MIG-0", **PIPE, PERCENTAGE: "50"}] * 2, ["MIG-0"]),
+    ],
+    ids=["whole", "parts by one daemon", "all for several", "whole instances", "parts of an instance"],
+)
+def test_a_process_is_bound_to_its_share_by_its_environment(
+    daemons: list[str | None],
+    shares: list[Share],
+    instances: list[str],
+    environments: list[dict[str, str]],
+    started: list[str | None],
+) -> None:
+    with bind_shares(A100, shares, mig_gpu(*instances)) as bound:
+        assert list(bound) == environments
+    assert daemons == started
+
+
+def test_shares_of_more_than_a_gpu_are_refused(daemons: list[str | None]) -> None:
     with pytest.raises(InputError, match="110% together do not fit"), bind_shares(A100, [Share(60.0), Share(50.0)]):
         pass
-
-
-def test_several_that_have_all_of_a_gpu_are_held_to_no_percentage(daemons: list[str | None]) -> None:
-    with bind_shares(A100, [Share(), Share()]) as environments:
-        assert len(environments) == 2
-        assert all("CUDA_MPS_PIPE_DIRECTORY" in each for each in environments)
-        assert not any("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in each for each in environments)
-    assert daemons == [None]
-
-
-def test_whole_instances_are_bound_by_uuid_each_to_its_own(daemons: list[str | None]) -> None:
-    nvml = mig_gpu("3g.40gb", "3g.40gb")
-    with bind_shares(A100, [Share(100.0, "3g.40gb")] * 2, nvml) as environments:
-        assert environments == ({"CUDA_VISIBLE_DEVICES": "MIG-0"}, {"CUDA_VISIBLE_DEVICES": "MIG-1"})
-    assert daemons == []
-
-
-def test_parts_of_one_instance_share_it_under_a_daemon_of_its_own(daemons: list[str | None]) -> None:
-    with bind_shares(A100, [Share(50.0, "3g.40gb")] * 2, mig_gpu("3g.40gb")) as environments:
-        assert {each["CUDA_VISIBLE_DEVICES"] for each in environments} == {"MIG-0"}
-    assert daemons == ["MIG-0"]
 
 
 def test_an_instance_that_does_not_exist_is_not_made(daemons: list[str | None]) -> None:
