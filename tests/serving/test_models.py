@@ -10,7 +10,6 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx
 import pytest
 import tritonclient.http as triton
 from onnx import TensorProto, helper
@@ -21,7 +20,7 @@ from gpuprof.serving.transport.datatypes import FROM_ONNX, NUMPY_NAMES
 from gpuprof.serving.worker.runtime import OnnxRuntime
 from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, map_of, replica, running
-from tests.small_models import write_classifier, write_encoder, write_model, write_splitter
+from tests.small_models import Dims, write_classifier, write_encoder, write_model, write_splitter
 
 pytestmark = serves_in_real_time
 
@@ -33,32 +32,19 @@ TYPES = {
 }  # fmt: skip
 
 
-def save(
-    path: Path, nodes: list[onnx.NodeProto], inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]
-) -> str:
-    graph = helper.make_graph(nodes, "g", inputs, outputs)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    path.write_bytes(model.SerializeToString())
-    return str(path)
-
-
 def identity(path: Path, types: Mapping[str, int]) -> str:
+    """A model that gives back each of its inputs, of the given types."""
     nodes = [helper.make_node("Identity", [f"in_{name}"], [f"out_{name}"]) for name in types]
-    inputs = [helper.make_tensor_value_info(f"in_{name}", kind, ["n", "m"]) for name, kind in types.items()]
-    outputs = [helper.make_tensor_value_info(f"out_{name}", kind, ["n", "m"]) for name, kind in types.items()]
-    return save(path, nodes, inputs, outputs)
+    inputs, outputs = ({f"{side}_{name}": ["n", "m"] for name in types} for side in ("in", "out"))
+    kinds = {f"{side}_{name}": kind for name, kind in types.items() for side in ("in", "out")}
+    return str(write_model(path, nodes, inputs, outputs, types=kinds))
 
 
 def lookup(path: Path) -> str:
     """Rows of a table of 5, doubled: an index of 5 or more is an error of the model."""
     nodes = [helper.make_node("Gather", ["table", "i"], ["rows"]), helper.make_node("Add", ["rows", "rows"], ["y"])]
-    table = helper.make_tensor("table", TensorProto.FLOAT, [5, 2], np.arange(10, dtype=np.float32))
-    inputs = [helper.make_tensor_value_info("i", TensorProto.INT64, ["n"])]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])]
-    graph = helper.make_graph(nodes, "g", inputs, outputs, [table])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    path.write_bytes(model.SerializeToString())
-    return str(path)
+    table = np.arange(10, dtype=np.float32).reshape(5, 2)
+    return str(write_model(path, nodes, {"i": ["n"]}, {"y": ["n", 2]}, {"table": table}, types={"i": TYPES["INT64"]}))
 
 
 @pytest.fixture(scope="module")
@@ -142,19 +128,17 @@ def test_half_floats_may_be_json_and_bfloat16_may_not(
 
 
 def test_unfit_models_keep_no_other_from_being_served(tmp_path: Path) -> None:
-    floats = helper.make_tensor_value_info
-    x, y = floats("x", TensorProto.FLOAT, ["n", 1]), floats("y", TensorProto.FLOAT, ["n", 1])
-    constant = helper.make_node("Constant", [], ["c"], value=helper.make_tensor("v", TensorProto.FLOAT, [2, 1], [1, 2]))
-    relu = helper.make_node("Relu", ["x"], ["y"])
+    def save(name: str, op: str, outputs: dict[str, Dims]) -> str:
+        value = helper.make_tensor("v", TensorProto.FLOAT, [2, 1], [1, 2])
+        nodes = [helper.make_node(op, ["x"], ["y"]), helper.make_node("Constant", [], ["c"], value=value)]
+        return str(write_model(tmp_path / name, nodes, {"x": ["n", 1]}, {"y": ["n", 1], **outputs}))
+
     (tmp_path / "corrupt.onnx").write_bytes(b"rubbish")
     models = {
         "missing": ("nowhere.onnx", "no such file"),
         "corrupt": ("corrupt.onnx", "is not an ONNX model"),
-        "foreign": (save(tmp_path / "foreign.onnx", [helper.make_node("Unheard", ["x"], ["y"])], [x], [y]), "Unheard"),
-        "mixed": (
-            save(tmp_path / "mixed.onnx", [relu, constant], [x], [y, floats("c", TensorProto.FLOAT, ["m", 1])]),
-            "cannot be served with batches of 4",
-        ),
+        "foreign": (save("foreign.onnx", "Unheard", {}), "Unheard"),
+        "mixed": (save("mixed.onnx", "Relu", {"c": ["m", 1]}), "cannot be served with batches of 4"),
         "both": (identity(tmp_path / "both.onnx", {kind: TYPES[kind] for kind in ("BF16", "BYTES")}), "bfloat16"),
         "null": ("null:huge", "not a null model"),
     }
@@ -240,21 +224,23 @@ def test_a_model_of_texts_takes_them_as_json(server: RunningServer) -> None:
     assert output["data"] == [0.0, 1.0, 0.0, 1.0, 0.0, 0.0]
 
 
-def test_a_model_that_relates_the_items_of_a_batch_is_served_by_batches_of_one_alone(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0]), helper.make_node("MatMul", ["x", "t"], ["y"])]
-    path = write_model(tmp_path / "m.onnx", nodes, {"x": ["N", 4]}, {"y": ["N", "N"]})
-    with pytest.raises(InputError, match="the first dimension alone of its output y must be the batch"):
+@pytest.mark.parametrize(
+    ("nodes", "width", "message", "most"),
+    [
+        ([("Transpose", ["x"], ["t"], {"perm": [1, 0]}), ("MatMul", ["x", "t"], ["y"], {})], "N",
+         "the first dimension alone of its output y must be the batch", 0),
+        ([("Softmax", ["x"], ["y"], {"axis": 0})], 4, "output y relates its items to one another", 1),
+    ],
+    ids=["in its shape", "behind its shape"],
+)  # fmt: skip
+def test_a_model_that_relates_the_items_of_a_batch_is_served_by_batches_of_one_alone(
+    tmp_path: Path, nodes: list[Any], width: int | str, message: str, most: int
+) -> None:
+    made = [helper.make_node(kind, inputs, outputs, **attributes) for kind, inputs, outputs, attributes in nodes]
+    path = write_model(tmp_path / "m.onnx", made, {"x": ["N", 4]}, {"y": ["N", width]})
+    with pytest.raises(InputError, match=message):
         OnnxRuntime("m", "1", path, 2, 1, ORT_CPU)
-    assert OnnxRuntime("m", "1", path, 1, 1, ORT_CPU).spec.max_batch == 0
-
-
-def test_a_model_that_mixes_them_behind_a_shape_that_does_not_show_it_is_refused_too(tmp_path: Path) -> None:
-    path = write_model(
-        tmp_path / "m.onnx", [helper.make_node("Softmax", ["x"], ["y"], axis=0)], {"x": ["N", 4]}, {"y": ["N", 4]}
-    )
-    with pytest.raises(InputError, match="output y relates its items to one another"):
-        OnnxRuntime("m", "1", path, 2, 1, ORT_CPU)
-    assert OnnxRuntime("m", "1", path, 1, 1, ORT_CPU).spec.max_batch == 1
+    assert OnnxRuntime("m", "1", path, 1, 1, ORT_CPU).spec.max_batch == most
 
 
 def test_models_that_do_not_run_on_made_up_inputs_are_served_all_the_same(tmp_path: Path) -> None:
