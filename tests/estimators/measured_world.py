@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
 from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.domain.share import Share
@@ -17,31 +16,24 @@ from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import ModelRow, OpRow
 from gpuprof.kernel_db.store import KernelDb
 from tests.estimators.rows import CPU, database, measured_row
+from tests.small_models import write_model
 
 BATCHES = (1, 2, 4, 8)
 
 
 def convolutional(path: Path, channels: tuple[int, ...], side: int = 16) -> Path:
     """Write a chain of 3 × 3 convolutions with ReLU behind each, and a dense layer, with a free batch."""
-    nodes, weights, below, value = [], [], 3, "x"
+    nodes, weights, below, value = [], {}, 3, "x"
     for i, width in enumerate(channels):
-        weights.append(_weight(f"w{i}", [width, below, 3, 3]))
+        weights[f"w{i}"] = np.full((width, below, 3, 3), 0.01, np.float32)
         nodes.append(helper.make_node("Conv", [value, f"w{i}"], [f"c{i}"], name=f"conv{i}", pads=[1, 1, 1, 1]))
         nodes.append(helper.make_node("Relu", [f"c{i}"], [f"r{i}"], name=f"relu{i}"))
         below, value = width, f"r{i}"
-    weights.append(_weight("dense", [below, 10]))
+    weights["dense"] = np.full((below, 10), 0.01, np.float32)
     nodes.append(helper.make_node("GlobalAveragePool", [value], ["pooled"], name="pool"))
     nodes.append(helper.make_node("Flatten", ["pooled"], ["flat"], name="flatten"))
     nodes.append(helper.make_node("MatMul", ["flat", "dense"], ["y"], name="last"))
-    graph = helper.make_graph(
-        nodes,
-        path.stem,
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, side, side])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 10])],
-        weights,
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), str(path))
-    return path
+    return write_model(path, nodes, {"x": ["N", 3, side, side]}, {"y": ["N", 10]}, weights)
 
 
 def true_ns(op: Op, batch: int) -> float:
@@ -88,7 +80,3 @@ def _op_row(graph: ModelGraph, position: int, op: Op) -> OpRow:
 
 def _text(tensors: tuple[Tensor, ...]) -> str:
     return ",".join("x".join(map(str, tensor.shape)) for tensor in tensors)
-
-
-def _weight(name: str, shape: list[int]) -> TensorProto:
-    return helper.make_tensor(name, TensorProto.FLOAT, shape, np.full(int(np.prod(shape)), 0.01, np.float32))

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
@@ -13,6 +14,7 @@ from gpuprof.domain.device import Device
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, KernelRow, ModelRow, OpRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
+from tests.small_models import write_model
 
 CPU = Device("cpu-test-4c", "cpu", 4, 2000.0, {"float32": 1e11}, 2**33, 1e10, 2**25)
 GPU = Device("gpu-test", "gpu", 80, 1500.0, {"float32": 1e13}, 2**34, 1e12, 2**22)
@@ -59,21 +61,18 @@ def measured_row(
 
 def two_layers(path: Path, width: int = 64, middle: str = "Relu") -> Path:
     """Write a small network with a free batch: width → width → relu, or an op of nobody's → width."""
-    weight = [helper.make_tensor(f"w{i}", TensorProto.FLOAT, [width, width], [0.01] * width * width) for i in (0, 1)]
-    graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["x", "w0"], ["a"], name="first"),
-            helper.make_node(middle, ["a"], ["b"], name="relu", domain="" if middle == "Relu" else "nobody"),
-            helper.make_node("MatMul", ["b", "w1"], ["y"], name="second"),
-        ],
-        "two_layers",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", width])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", width])],
-        weight,
-        value_info=[helper.make_tensor_value_info("b", TensorProto.FLOAT, ["N", width])],
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("nobody", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), str(path))
+    nodes = [
+        helper.make_node("MatMul", ["x", "w0"], ["a"], name="first"),
+        helper.make_node(middle, ["a"], ["b"], name="relu", domain="" if middle == "Relu" else "nobody"),
+        helper.make_node("MatMul", ["b", "w1"], ["y"], name="second"),
+    ]
+    weights = {name: np.full((width, width), 0.01, np.float32) for name in ("w0", "w1")}
+    write_model(path, nodes, {"x": ["N", width]}, {"y": ["N", width]}, weights)
+    if middle != "Relu":  # whose shape must be declared
+        model = onnx.load(path)
+        model.opset_import.append(helper.make_opsetid("nobody", 1))
+        model.graph.value_info.append(helper.make_tensor_value_info("b", TensorProto.FLOAT, ["N", width]))
+        onnx.save(model, path)
     return path
 
 
