@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
 Dims = Sequence[int | str | None]
 
@@ -16,16 +16,19 @@ def write_model(
     path: Path,
     nodes: Sequence[NodeProto],
     inputs: Mapping[str, Dims],
-    outputs: Mapping[str, Dims | None],
+    outputs: Mapping[str, Dims | TypeProto | None],
     weights: Mapping[str, np.ndarray] | None = None,
     *,
     opset: int = 17,
+    ir_version: int = 8,
     types: Mapping[str, int] | None = None,
 ) -> Path:
     """Write a model of float tensors, where ``types`` does not say otherwise, and return its path."""
     kinds = types or {}
 
-    def info(name: str, dims: Dims | None) -> onnx.ValueInfoProto:
+    def info(name: str, dims: Dims | TypeProto | None) -> onnx.ValueInfoProto:
+        if isinstance(dims, TypeProto):
+            return helper.make_value_info(name, dims)
         return helper.make_tensor_value_info(name, kinds.get(name, TensorProto.FLOAT), dims)
 
     graph = helper.make_graph(
@@ -35,8 +38,9 @@ def write_model(
         [info(name, dims) for name, dims in outputs.items()],
         [numpy_helper.from_array(value, name) for name, value in (weights or {}).items()],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-    onnx.save(model, path)
+    domains = {"": opset} | {node.domain: 3 if node.domain == "ai.onnx.ml" else 1 for node in nodes if node.domain}
+    opsets = [helper.make_opsetid(domain, version) for domain, version in domains.items()]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=ir_version), path)
     return path
 
 
@@ -87,11 +91,8 @@ def write_classifier(path: Path) -> Path:
         helper.make_node("ZipMap", ["table"], ["scores"], domain=domain, classlabels_int64s=[7, 9]),
     ]  # fmt: skip
     scores = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
-    outputs = [
-        helper.make_tensor_value_info("label", TensorProto.INT64, ["batch"]),
-        helper.make_value_info("scores", helper.make_sequence_type_proto(scores)),
-    ]
-    return _write_graph(path, nodes, {"x": TensorProto.FLOAT}, ["batch", 2], outputs)
+    outputs = {"label": ["batch"], "scores": helper.make_sequence_type_proto(scores)}
+    return write_model(path, nodes, {"x": ["batch", 2]}, outputs, types={"label": TensorProto.INT64})
 
 
 def write_encoder(path: Path) -> Path:
@@ -101,29 +102,11 @@ def write_encoder(path: Path) -> Path:
             "OneHotEncoder", ["city"], ["y"], domain="ai.onnx.ml", cats_strings=["oslo", "rome", "lima"], zeros=0
         )
     ]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 1, 3])]
-    return _write_graph(path, nodes, {"city": TensorProto.STRING}, ["batch", 1], outputs)
+    return write_model(path, nodes, {"city": ["batch", 1]}, {"y": ["batch", 1, 3]}, types={"city": TensorProto.STRING})
 
 
 def write_splitter(path: Path) -> Path:
     """Write a model whose output ``parts`` is a sequence of the rows of its input ``x`` [batch, 2]."""
     nodes = [helper.make_node("SplitToSequence", ["x"], ["parts"], axis=0)]
-    part = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
-    outputs = [helper.make_value_info("parts", helper.make_sequence_type_proto(part))]
-    return _write_graph(path, nodes, {"x": TensorProto.FLOAT}, ["batch", 2], outputs)
-
-
-def _write_graph(
-    path: Path,
-    nodes: Sequence[NodeProto],
-    inputs: Mapping[str, int],
-    dims: Dims,
-    outputs: Sequence[onnx.ValueInfoProto],
-) -> Path:
-    infos = [helper.make_tensor_value_info(name, kind, dims) for name, kind in inputs.items()]
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
-    model = helper.make_model(
-        helper.make_graph(list(nodes), "test", infos, list(outputs)), opset_imports=opsets, ir_version=8
-    )
-    onnx.save(model, path)
-    return path
+    parts = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    return write_model(path, nodes, {"x": ["batch", 2]}, {"parts": parts})

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
+import numpy as np
+import onnx
 import pytest
 import yaml
 
@@ -17,6 +19,7 @@ from gpuprof.export import kubernetes
 from gpuprof.export.kubernetes import PodResources, ask_machine
 from gpuprof.export.targets import export
 from tests.export.test_export import MAP, awkward, merged_map
+from tests.small_models import write_model
 
 IMAGE = "registry/gpuprof:1"
 _NODE_KINDS = {"Deployment", "InferenceService"}
@@ -157,21 +160,12 @@ def test_a_map_larger_than_kubernetes_keeps_is_refused(monkeypatch: pytest.Monke
 
 
 def model_with_external_data(folder: Path) -> bytes:
-    import numpy as np
-    import onnx
-    from onnx import helper, numpy_helper
-
-    weight = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", 1, ["batch", 4])],
-        [helper.make_tensor_value_info("y", 1, ["batch", 4])],
-        [weight],
+    node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"])
+    path = write_model(
+        folder / "b.onnx", [node], {"x": ["batch", 4]}, {"y": ["batch", 4]}, {"w": np.ones((4, 4), np.float32)}
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    onnx.save(model, str(folder / "b.onnx"), save_as_external_data=True, location="b.data", size_threshold=0)
-    return (folder / "b.onnx").read_bytes()
+    onnx.save(onnx.load(path), path, save_as_external_data=True, location="b.data", size_threshold=0)
+    return path.read_bytes()
 
 
 def _deployed_pods(target: str, deployment: DeploymentMap) -> list[tuple[dict[str, Any], dict[str, Any]]]:

@@ -21,7 +21,7 @@ from gpuprof.export.targets import export
 from gpuprof.pipeline.export import MapExportResult
 from tests.export.test_export import MAP
 from tests.export.test_manifests import model_with_external_data
-from tests.small_models import write_classifier
+from tests.small_models import write_classifier, write_model
 
 
 def _with_file(name: str, path: str, batch: int = 2) -> DeploymentMap:
@@ -40,10 +40,8 @@ def _config(bundle: Bundle) -> model_config_pb2.ModelConfig:
 
 
 def _save_identity(path: Path, *dims: int | str) -> None:
-    values = [helper.make_tensor_value_info(name, 1, list(dims)) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", values[:1], values[1:])
     path.parent.mkdir(parents=True, exist_ok=True)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), str(path))
+    write_model(path, [helper.make_node("Relu", ["x"], ["y"])], {"x": dims}, {"y": dims})
 
 
 def test_the_model_and_its_external_data_are_in_the_repository_and_can_be_loaded(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, save
+from onnx import TensorProto, helper
 
 from gpuprof.errors import InputError
 from gpuprof.graph.inputs import random_inputs
@@ -25,6 +25,7 @@ from gpuprof.runtime.outputs import outputs_differ
 from gpuprof.runtime.session import open_session
 from tests.profiling.models import write_mlp
 from tests.profiling.requests import QUICK, a_job
+from tests.small_models import write_model
 
 LIMITS = TimingLimits(precision=0.0, min_repeats=6, min_time_s=2.0)
 
@@ -108,14 +109,12 @@ def test_timing_ends_by_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", [TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN])
 def test_types_that_numpy_lacks_go_in_and_come_out(tmp_path: Path, kind: int) -> None:
-    x = helper.make_tensor_value_info("x", kind, ["n", 8])
-    y = helper.make_tensor_value_info("y", kind, ["n", 8])
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "same", [x], [y])
-    opset = [helper.make_opsetid("", 21)]
-    save(helper.make_model(graph, opset_imports=opset, ir_version=10), str(tmp_path / "same.onnx"))
-    given = random_inputs(load_graph(tmp_path / "same.onnx", 3))
-    session = open_session(tmp_path / "same.onnx", threads=1)
-    answer = session_run(session, pickle.loads(pickle.dumps(given)), tmp_path / "same.onnx")()["y"]
+    node, kinds = helper.make_node("Identity", ["x"], ["y"]), {"x": kind, "y": kind}
+    path = tmp_path / "same.onnx"
+    write_model(path, [node], {"x": ["n", 8]}, {"y": ["n", 8]}, opset=21, ir_version=10, types=kinds)
+    given = random_inputs(load_graph(path, 3))
+    session = open_session(path, threads=1)
+    answer = session_run(session, pickle.loads(pickle.dumps(given)), path)()["y"]
     assert answer.shape == (3, 8)
     assert np.array_equal(answer, given["x"].astype(np.float32))
 
