@@ -233,11 +233,6 @@ def test_what_is_wrong_with_a_file_is_said_with_its_place(tmp_path: Path, text: 
         read_device_file(path)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"cannot read .*none\.toml: No such file"):
-        read_device_file(tmp_path / "none.toml")
-
-
 def test_an_instance_has_sms_and_memory_of_its_own_and_a_percentage_a_part_of_the_sms_alone() -> None:
     a100 = device("a100-80")
     profile = a100.mig_profile("3g.40gb")
