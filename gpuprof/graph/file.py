@@ -22,7 +22,7 @@ from onnx.external_data_helper import load_external_data_for_tensor
 from gpuprof.domain.model import Tensor
 from gpuprof.errors import InputError
 from gpuprof.graph.element_types import dtype_name, elem_type
-from gpuprof.graph.nodes import MOST_VALUES, graphs_of, label, sort_nodes
+from gpuprof.graph.nodes import MOST_VALUES, constant_tensor, graphs_of, label, sort_nodes
 
 #: Limit of a Protocol Buffers message; larger models keep their weights in external data.
 LARGEST_FILE_BYTES = onnx.checker.MAXIMUM_PROTOBUF
@@ -382,27 +382,11 @@ def _extract_weights(model: ModelProto, path: Path) -> dict[str, Tensor]:
         weights[name] = Tensor(name, dtype_name(sparse.values.data_type), tuple(sparse.dims))
     for node in graph.node:
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx") and len(node.output) == 1:
-            weights[node.output[0]] = _constant(node, path)
+            value = constant_tensor(node)
+            weights[value.name] = Tensor(value.name, dtype_name(value.data_type), tuple(value.dims))
     _check_declared(graph, weights, path)
     _strip_weight_data(graph, weights, path.parent)
     return weights
-
-
-def _constant(node: onnx.NodeProto, path: Path) -> Tensor:
-    values = {attribute.name: attribute for attribute in node.attribute}
-    name = node.output[0]
-    if "value" in values:
-        tensor = values["value"].t
-        return Tensor(name, dtype_name(tensor.data_type), tuple(tensor.dims))
-    if "sparse_value" in values:
-        sparse = values["sparse_value"].sparse_tensor
-        return Tensor(name, dtype_name(sparse.values.data_type), tuple(sparse.dims))
-    for key, dtype in (("float", "float32"), ("int", "int64"), ("string", "string")):
-        if f"value_{key}" in values:
-            return Tensor(name, dtype, ())
-        if f"value_{key}s" in values:
-            return Tensor(name, dtype, (len(getattr(values[f"value_{key}s"], f"{key}s")),))
-    raise InputError(f"{path}: the Constant {name!r} has no value")
 
 
 def _check_declared(graph: onnx.GraphProto, weights: dict[str, Tensor], path: Path) -> None:

@@ -119,10 +119,14 @@ def graphs_of(graph: GraphProto) -> Iterator[GraphProto]:
 
 
 def constant_tensor(node: NodeProto) -> TensorProto:
-    """Return the value of a Constant node, named after the node's output."""
-    name, value = node.output[0], node.attribute[0]
+    """Return the value of a Constant node, named after the node's output; of texts without their data."""
+    name = node.output[0]
+    value = next((a for a in node.attribute if a.name.startswith(("value", "sparse_value"))), None)
+    if value is None:
+        raise InputError(f"the Constant {name!r} has no value", "export the model again")
     if value.HasField("t"):
-        tensor: TensorProto = TensorProto.FromString(value.t.SerializeToString())
+        tensor = TensorProto()
+        tensor.CopyFrom(value.t)
         tensor.name = name
         return tensor
     if value.HasField("sparse_tensor"):
