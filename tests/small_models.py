@@ -91,7 +91,7 @@ def write_classifier(path: Path) -> Path:
         helper.make_node("ZipMap", ["table"], ["scores"], domain=domain, classlabels_int64s=[7, 9]),
     ]  # fmt: skip
     scores = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
-    outputs = {"label": ["batch"], "scores": helper.make_sequence_type_proto(scores)}
+    outputs: dict[str, Dims | TypeProto] = {"label": ["batch"], "scores": helper.make_sequence_type_proto(scores)}
     return write_model(path, nodes, {"x": ["batch", 2]}, outputs, types={"label": TensorProto.INT64})
 
 
