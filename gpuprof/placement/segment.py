@@ -76,7 +76,6 @@ class Segments(PlannedWorkloads):
         self.search_space = SearchSpace(problem)
         self._capped = capped
         self._reasons = problem.answers.of(problem.estimator).reasons
-        self._segments: dict[tuple[str, str], tuple[Segment, ...]] = {}
         self._best: dict[tuple[str, str], tuple[Segment, ...]] = {}
         self._best_of: dict[tuple[str, str], dict[Share, Segment | None]] = {}
         self._last_largest: dict[tuple[str, str], tuple[int, int]] = {}
@@ -101,19 +100,6 @@ class Segments(PlannedWorkloads):
             segments = (self.best_of(demand, device, share) for share in shares)
             self._best[key] = tuple(segment for segment in segments if segment is not None)
         return self._best[key]
-
-    def every(self, demand: Demand, device: Device) -> tuple[Segment, ...]:
-        """Return every segment meeting the SLO at some rate, by share, processes and batch."""
-        key = (demand.model, device.name)
-        if key not in self._segments:
-            shares = self.problem.estimator.shares(demand.model, device)
-            segments = (
-                self.make(demand, device, workload)
-                for share in shares
-                for workload in self.workloads(demand.model, device, share)
-            )
-            self._segments[key] = tuple(segment for segment in segments if segment is not None)
-        return self._segments[key]
 
     def largest(self, demand: Demand, device: Device, workloads: Iterable[Workload]) -> Segment | None:
         """Return the segment of largest capacity, the first among equals; None when no workload meets the SLO.

@@ -93,8 +93,11 @@ def test_a_looser_slo_never_lowers_a_capacity(slo: float, rate: float, looser: f
 def test_a_capacity_is_met_and_little_more_is_not(slo: float, rate: float) -> None:
     given = problem([demand("m", rate, slo)])
     segments, wanted, device = Segments(given), given.demands[0], plain_device()
-    for segment in segments.every(wanted, device):
-        workload = Workload("m", segment.batch, segment.share)
+    workloads = [Workload("m", batch, Share(pct)) for batch in (1, 2, 4, 8) for pct in (25.0, 50.0, 100.0)]
+    for workload in workloads:
+        segment = segments.make(wanted, device, workload)
+        if segment is None:
+            continue
         assert segments.meets(wanted, device, workload, segment.capacity_rps)
         if segment.capacity_rps < rate:
             assert not segments.meets(wanted, device, workload, segment.capacity_rps * 1.02)

@@ -43,6 +43,7 @@ class Contents:
     segments: Segments  #: Of the same problem, with the rates of pools under the queueing model.
     choices: Choices
     limit: Limit
+    _until: Limit = field(default_factory=Limit)  #: Of the generation.
     _asked: int = 0
     _rates_rps: dict[tuple[str, Workload, tuple[Workload, ...]], float] = field(default_factory=dict)
     _slowed_rps: dict[tuple[str, Workload, float], float] = field(default_factory=dict)
@@ -60,27 +61,33 @@ class Contents:
             for partition in gpu.partitions:
                 content = self._at_full_rates(gpu.device, replace(partition, start=None))
                 self._generated[gpu.device, partition.mig][content] = None
-        gap, solution, seed = 0.0, None, self.problem.options.seed
+        gap, seed = 0.0, self.problem.options.seed
+        best: tuple[_Master, Solution] | None = None
         step = 0.0 if is_partial else find_step(list_prices(self.problem.fleet.entries))
-        while not self._is_over:
+        self._until = self.limit.keeping((self.limit.left_s or 0.0) / 4.0)
+        while True:
             master = self._make_master(demands, is_partial)
             relaxed = master.program.solve(relaxed=True, time_limit_s=self.limit.left_s, seed=seed)
             if relaxed is None:
                 break
             is_extended = self._generate(master, relaxed, gap)
-            if is_extended and not gap:
+            if is_extended and not gap and not self._is_over:
                 continue
             master = self._make_master(demands, is_partial)
             solution = master.program.solve(time_limit_s=self.limit.left_s, seed=seed, least_step=step)
-            if solution is None or gap or not is_improvable(solution.objective, relaxed.objective, step):
+            if solution is not None and (best is None or solution.objective < best[1].objective):
+                best = master, solution
+            if solution is None or gap or self._is_over:
                 break
             # A content that is worth less than its price by more than this is in no better map.
             gap = solution.objective - relaxed.objective
-        return start if solution is None else tuple(self._read(master, solution))
+            if gap <= max(step * (1.0 - EXACT), EXACT * abs(relaxed.objective)):
+                break
+        return start if best is None else tuple(self._read(*best))
 
     @property
     def _is_over(self) -> bool:
-        return self.limit.is_over or self._asked >= MOST_ASKED
+        return self._until.is_over or self._asked >= MOST_ASKED
 
     def _generate(self, master: _Master, relaxed: Solution, gap: float) -> bool:
         """Add contents that are worth more than their price less ``gap``; return whether there were any."""
@@ -138,10 +145,12 @@ class Contents:
 
     def _at_full_rates(self, name: str, partition: PlacedPartition) -> PlacedPartition:
         device = self.problem.device(name)
-        replicas = (
-            replace(replica, rate_rps=self._find_rate(device, replica.workload, partition.beside(replica)))
-            for replica in partition.replicas
-        )
+        alike = {replica.workload: replica for replica in partition.replicas}  # they have the same neighbours
+        rates_rps = {
+            workload: self._find_rate(device, workload, partition.beside(replica))
+            for workload, replica in alike.items()
+        }
+        replicas = (replace(replica, rate_rps=rates_rps[replica.workload]) for replica in partition.replicas)
         return replace(partition, replicas=tuple(replicas))
 
     def _find_rate(self, device: Device, workload: Workload, beside: Sequence[Workload]) -> float:
@@ -174,7 +183,7 @@ class Contents:
 
         With ``is_every``, all of them, as far as there is time; ``prices``: the worth of a request, by model.
         """
-        device, until = self.problem.device(kind[0]), self._asked + MOST_ASKED // 10
+        device, until, count = self.problem.device(kind[0]), self._asked + MOST_ASKED // 10, self._count_generated()
         options = self._rank_options(device, kind[1], prices)
         least_gain = EXACT * self._find_worth({d.model: d.rate_rps for d in self.problem.demands}, prices)
 
@@ -184,7 +193,7 @@ class Contents:
             free_pct, tried, is_cut = 100.0 - math.fsum(segment.share.sm_pct for segment in content), 0, False
             potential = self._find_worth(alone_rps, prices)
             for position, (density, segment) in enumerate(options[first:], first):
-                if potential + density * free_pct <= least + least_gain or self._asked >= until or self.limit.is_over:
+                if potential + density * free_pct <= least + least_gain or self._asked >= until or self._is_over:
                     break
                 if segment.share.sm_pct > free_pct + TOLERANCE or self._is_quota_used(content, segment.model):
                     continue
@@ -204,6 +213,8 @@ class Contents:
 
         width = 1  # first a content filled greedily, then more and more alternatives of each replica
         while extend((), 0, Counter(), width) and self._asked < until:
+            if not is_every and self._count_generated() > count:
+                break  # new prices guide better than more alternatives at these
             width *= 2
 
     def _is_quota_used(self, content: Sequence[Segment], model: str) -> bool:
@@ -271,11 +282,6 @@ class _Master:
     kinds: dict[PartitionKind, int] = field(default_factory=dict)  #: Rows.
     configurations: dict[int, DeviceConfiguration] = field(default_factory=dict)  #: By column.
     contents: dict[int, tuple[PartitionKind, PlacedPartition]] = field(default_factory=dict)  #: By column.
-
-
-def is_improvable(objective: float, bound: float, step: float) -> bool:
-    """Return whether an objective may be lower by a step, at a bound on all objectives."""
-    return objective - bound > max(step * (1.0 - EXACT), EXACT * abs(bound))
 
 
 def _sum_rates(partition: PlacedPartition) -> Counter[str]:

@@ -212,7 +212,8 @@ class Search:
 
     def _place_contents(self, offers: CandidateSegments) -> None:
         """Improve the map by the contents of partitions that serve most beside their neighbours."""
-        contents = Contents(offers.problem, offers.segments, offers.list_choices(), self.limit)
+        limit = self.limit.keeping((self.limit.left_s or 0.0) / 3.0)  # the map's queues take time, too
+        contents = Contents(offers.problem, offers.segments, offers.list_choices(), limit)
 
         def place(demands: Sequence[Demand]) -> Gpus:
             with suppress(InputError):  # no estimate of a batch that is not full, beside neighbours

@@ -7,7 +7,9 @@ waits for the other models' batches.
 
 from __future__ import annotations
 
+import itertools
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +29,9 @@ from gpuprof.placement.problem import Problem, collect_evidence
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 from gpuprof.rules.turns import held_shares, list_firsts
+
+#: A worker takes so many parts of a rate that it does not take whole: fewer percents than estimates are off.
+_PARTS = 64
 
 
 def list_shareable(problem: Problem) -> Mapping[str, Device]:
@@ -53,6 +58,7 @@ def share_workers(problem: Problem, placement: Placement, bounds: TimeBounds, li
     with problem.limits.until(limit), suppress(TimeUpError):
         for light in packing.list_light(placement):
             gpus = packing.pack(placement, light)
+            packing.add_parts(gpus)
             shared = with_unplaced(problem, packing.segments, replace(placement, gpus=tuple(gpus), unplaced=()))
             shared = clip_bounds(problem, bounds.add_to(replace(shared, found_by="shared workers")))
             is_better = rank_map(problem, shared) < rank_map(problem, best)
@@ -74,8 +80,8 @@ class _Packing:
 
         The tightest SLO comes first, so that a worker's models are alike in it, then the busiest model.
         """
-        busy: dict[str, float] = {shortfall.model: 0.0 for shortfall in placement.unplaced}
         counts = Counter(replica.model for gpu in placement.gpus for replica in gpu.replicas())
+        busy = {shortfall.model: 0.0 for shortfall in placement.unplaced if not counts[shortfall.model]}
         for gpu in placement.gpus:
             for replica in gpu.replicas() if gpu.device in self.devices else ():
                 if counts[replica.model] == 1 and not replica.share.mig:
@@ -115,6 +121,38 @@ class _Packing:
             usual = options[best] if is_usual else None  # the last device may be of another kind
         return gpus
 
+    def add_parts(self, gpus: list[PlacedGpu]) -> None:
+        """Add unserved demands to workers of a fixed fleet: first those that a worker serves whole, then parts."""
+        if any(entry.count is None for entry in self.problem.fleet.entries):
+            return
+        for is_whole, demand in itertools.product((True, False), self.problem.by_priority()):
+            before = tuple(gpus)
+            missing_rps = demand.rate_rps - Placement("", before).rate_rps(demand.model)
+            quota = demand.max_replicas or math.inf
+            quota -= sum(replica.model == demand.model for gpu in gpus for replica in gpu.replicas())
+            for number, gpu in enumerate(before):
+                if missing_rps > demand.rate_rps * TOLERANCE and quota > 0.0:
+                    gpus[number], added_rps = self._add_part(gpu, demand.model, missing_rps, is_whole=is_whole)
+                    missing_rps, quota = missing_rps - added_rps, quota - (added_rps > 0.0)
+            if demand.rate_rps - missing_rps < (demand.min_goodput_rps or 0.0):
+                gpus[:] = before
+
+    def _add_part(self, gpu: PlacedGpu, model: str, rate_rps: float, *, is_whole: bool) -> tuple[PlacedGpu, float]:
+        """Return a device with a part of a rate in its first worker that takes some, and this part."""
+        device, replicas = self.devices.get(gpu.device), tuple(gpu.replicas())
+        workers = {replica.turns: replica for replica in replicas if replica.turns}
+
+        def add(worker: PlacedReplica, parts: int) -> PlacedPartition | None:
+            member = replace(worker, model=model, rate_rps=rate_rps * parts / _PARTS)
+            return None if device is None else self._make_partition(device, replicas, [member])
+
+        for worker in workers.values():
+            counts = range(_PARTS, _PARTS + 1) if is_whole else range(1, _PARTS + 1)
+            parts = counts[0] - 1 + bisect_left(counts, True, key=lambda count: add(worker, count) is None)
+            if parts >= counts[0] and (partition := add(worker, parts)) is not None:
+                return PlacedGpu(gpu.device, (partition,)), rate_rps * parts / _PARTS
+        return gpu, 0.0
+
     def _list_counts(self, device: Device, models: Sequence[str]) -> set[int]:
         """Return the numbers of workers that fill a device in equal listed shares: small batches use these better."""
         shares = [share for share in self._list_shares(device, models) if not share.mig]
@@ -140,7 +178,11 @@ class _Packing:
         filled, most, failed = gpu, 0, len(left) + 1
         while share and most + 1 < failed:
             count = min(2 * most + 1, (most + failed) // 2)
-            partition = self._make_partition(device, replicas, share, workers, left[:count])
+            members = [
+                PlacedReplica(model, 1, 1, share, self.problem.demand(model).rate_rps, turns=1 + number % workers)
+                for number, model in enumerate(left[:count])
+            ]
+            partition = self._make_partition(device, replicas, members)
             if partition is None:
                 failed = count
             else:
@@ -160,36 +202,28 @@ class _Packing:
         return set.intersection(*listed) if listed else set()
 
     def _make_partition(
-        self,
-        device: Device,
-        replicas: tuple[PlacedReplica, ...],
-        share: Share,
-        workers: int,
-        models: Sequence[str],
+        self, device: Device, replicas: tuple[PlacedReplica, ...], members: Sequence[PlacedReplica]
     ) -> PlacedPartition | None:
-        """Return the partition with the models dealt to workers, None where memory, processes or an SLO forbid it."""
+        """Return the partition with members of workers, None where memory, processes or an SLO forbid it."""
         tried = set[tuple[int, ...]]()
         for slos in (0.5, 2.0):  # batches as the arrivals within so many SLOs: the first that keeps every SLO
-            batches = tuple(self._choose_batch(device, model, share, slos) for model in models)
+            batches = tuple(self._choose_batch(device, member, slos) for member in members)
             if batches in tried:
                 continue
             tried.add(batches)
-            members = (
-                PlacedReplica(model, batch, 1, share, self.problem.demand(model).rate_rps, turns=1 + number % workers)
-                for number, (model, batch) in enumerate(zip(models, batches, strict=True))
-            )
-            partition = PlacedPartition((*replicas, *members))
+            sized = (replace(member, batch=batch) for member, batch in zip(members, batches, strict=True))
+            partition = PlacedPartition((*replicas, *sized))
             with suppress(InputError):
                 partition = self.segments.with_memory(device, partition)
                 if self._fits(device, partition) and self.segments.keeps_slos(device, partition):
                     return partition
         return None
 
-    def _choose_batch(self, device: Device, model: str, share: Share, slos: float) -> int:
+    def _choose_batch(self, device: Device, member: PlacedReplica, slos: float) -> int:
         """Return the least batch that holds the requests which arrive within so many SLOs, or the largest."""
-        demand = self.problem.demand(model)
-        arrivals = slos * demand.rate_rps * demand.slo.latency_ms / 1000.0
-        batches = self.segments.search_space.listed_batches(self.segments.first_alike(model), device, share)
+        arrivals = slos * member.rate_rps * self.problem.demand(member.model).slo.latency_ms / 1000.0
+        model = self.segments.first_alike(member.model)
+        batches = self.segments.search_space.listed_batches(model, device, member.share)
         return next((batch for batch in batches if batch >= arrivals), max(batches, default=1))
 
     def _fits(self, device: Device, partition: PlacedPartition) -> bool:

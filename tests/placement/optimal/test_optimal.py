@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -19,13 +19,15 @@ from gpuprof.placement.contract import LinearEstimator, demand, plain_device, pr
 from gpuprof.placement.device_assignment import assign_devices
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.limit import Limit
+from gpuprof.placement.optimal.candidates import CandidateSegments
+from gpuprof.placement.optimal.contents import Contents
 from gpuprof.placement.optimal.judge import Judge, bound_by_time
 from gpuprof.placement.optimal.optimal import MeasuredOnly, Optimal, restrict_to_measured
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Options, Problem, collect_evidence
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 from gpuprof.placement.published.igniter import Igniter
-from gpuprof.placement.segment import Segments
+from gpuprof.placement.segment import Segments, SharedSegments
 from tests.placement.table import TabledEstimator
 
 OPTIMAL = Optimal()
@@ -475,6 +477,35 @@ def test_an_slo_that_waiting_would_break_is_left_unserved_on_one_machine() -> No
     assert placement.unplaced and any(replica.turns for replica in placement.gpus[0].replicas())
     assert placement.upper_bound_goodput_rps is not None
     assert placement.upper_bound_goodput_rps >= sum(placement.rates_rps().values())
+
+
+def test_workers_of_a_fixed_fleet_serve_parts_of_demands_that_do_not_fit_whole() -> None:
+    placement = solve(make_problem(1, (300.0, 300.0, 300.0), slo_ms=100.0))
+    assert placement.unplaced and min(placement.rate_rps(f"m{number}") for number in range(3)) > 0.0
+
+
+class ShortLimit(Limit):
+    """Is over after some questions."""
+
+    questions: ClassVar[Iterator[int]]
+
+    @property
+    def is_over(self) -> bool:
+        return next(self.questions, None) is None
+
+    def keeping(self, seconds: float) -> Limit:
+        return self
+
+
+def test_a_search_of_contents_that_is_cut_short_uses_the_contents_found_so_far() -> None:
+    ShortLimit.questions = iter(range(20))
+    estimator = LinearEstimator(slowdown=0.1, percents=tuple(5.0 * n for n in range(1, 21)))
+    fleet = [(plain_device(), 1)]
+    given = problem([demand("a", 900.0, 60.0), demand("b", 900.0, 80.0)], fleet, estimator, ONE_PROCESS)
+    segments = SharedSegments(given)
+    choices = CandidateSegments(given, segments).list_choices()
+    gpus = Contents(given, segments, choices, ShortLimit()).place(given.demands, (), is_partial=True)
+    assert sum(replica.rate_rps for gpu in gpus for replica in gpu.replicas()) > 400.0
 
 
 class Contexts(LinearEstimator):
