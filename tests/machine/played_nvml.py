@@ -5,7 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from tests.profiling.fake_nvml import FakeNvmlError
+
+class FakeNvmlError(Exception):
+    """What the binding raises for whatever a GPU does not have."""
 
 
 class PlayedNvml:

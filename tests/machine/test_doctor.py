@@ -11,8 +11,7 @@ import pytest
 
 from gpuprof.cli.main import main
 from gpuprof.machine.doctor import Finding, MachineView, Status, examine_machine
-from tests.machine.played_nvml import PlayedNvml
-from tests.profiling.fake_nvml import FakeNvmlError
+from tests.machine.played_nvml import FakeNvmlError, PlayedNvml
 
 
 def _bare(root: Path, **ways: Any) -> MachineView:

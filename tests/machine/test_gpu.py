@@ -11,8 +11,7 @@ import pytest
 
 from gpuprof.domain.catalogue import device
 from gpuprof.machine.gpu import ask_nvml, local_gpus, visible_sms
-from tests.machine.played_nvml import PlayedNvml
-from tests.profiling.fake_nvml import FakeNvmlError
+from tests.machine.played_nvml import FakeNvmlError, PlayedNvml
 
 A100_PLACES = {19: [(start, 1) for start in range(7)], 9: [(0, 4), (4, 4)]}
 

@@ -299,7 +299,7 @@ def test_power_is_what_the_energy_counter_says_of_the_time(monkeypatch: pytest.M
 
 
 def test_what_a_gpu_does_not_say_is_null() -> None:
-    figures = idle_figures(nvml=FakeNvml("power"), seconds=0.01)
+    figures = idle_figures(nvml=FakeNvml("nvmlDeviceGetPowerUsage"), seconds=0.01)
     assert figures.power_w is None and figures.clock_mhz == 1380
 
 
