@@ -55,12 +55,13 @@ def test_a_service_is_its_model_under_another_name() -> None:
     assert services.estimate("slow", DEVICE, batch, share).latency_ms == alone.latency_ms
 
 
-def test_what_failed_of_a_model_failed_of_each_of_its_services() -> None:
-    failed, ran = Workload("m", 32, SHARE, 1), Workload("other", 4, SHARE, 1)
-    tried = TriedRuns((FailedRun("d", failed, "out of memory"),), frozenset({("d", ran)}))
-    named = name_tried_services(tried, {"fast": "m", "slow": "m", "other": "other"})
-    assert [run.workload.model for run in named.failed] == ["fast", "slow"]
-    assert named.measured == tried.measured
+def test_what_failed_of_a_model_or_a_size_failed_of_each_service_that_sends_it() -> None:
+    small, large = (Workload(name, 32, SHARE, 1) for name in ("m[seq=64]", "m[seq=256]"))
+    tried = TriedRuns((FailedRun("d", large, "out of memory"),), frozenset({("d", small)}))
+    sources = {"mixed": "m[seq=64:0.5|seq=256:0.5]", "slow": "m[seq=256]", "short": "m[seq=64]"}
+    named = name_tried_services(tried, sources)
+    assert {run.workload.model for run in named.failed} == {"mixed", "slow"}
+    assert [workload.model for _, workload in named.measured] == ["short"]
 
 
 def test_what_ran_together_is_told_of_services_where_anything_failed_beside_others_and_else_not() -> None:
@@ -94,14 +95,6 @@ def test_a_batch_of_two_sizes_is_a_batch_of_each() -> None:
     assert latency.value == pytest.approx(chance * (0.5 + 3.5) + 0.5 * 8)
     assert latency.low is not None and latency.low < latency.value < latency.upper()
     assert {name for name, _ in inner.asked} == {"m[seq=64]", "m[seq=256]"}
-
-
-def test_what_failed_of_one_size_failed_of_a_service_that_sends_it() -> None:
-    failed, ran = Workload("m[seq=256]", 32, SHARE, 1), Workload("m[seq=64]", 32, SHARE, 1)
-    tried = TriedRuns((FailedRun("d", failed, "out of memory"),), frozenset({("d", ran)}))
-    named = name_tried_services(tried, {"s": "m[seq=64:0.5|seq=256:0.5]", "short": "m[seq=64]"})
-    assert [run.workload.model for run in named.failed] == ["s"]
-    assert [workload.model for _, workload in named.measured] == ["short"]
 
 
 class SizedEstimator:

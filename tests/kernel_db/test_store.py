@@ -161,16 +161,13 @@ def _as_version(file: Path, version: int) -> None:
     pq.write_table(pq.read_table(file).replace_schema_metadata({VERSION_KEY: str(version).encode()}), file)
 
 
-def test_a_newer_version_is_refused_with_the_fix(tmp_path: Path) -> None:
+def test_files_of_a_newer_version_and_of_strangers_are_refused(tmp_path: Path) -> None:
     database = make_database(tmp_path / "db", "r1")
-    _as_version(database.path / "r1" / "models.parquet", SCHEMA_VERSION + 1)
+    file = database.path / "r1" / "models.parquet"
+    _as_version(file, SCHEMA_VERSION + 1)
     with pytest.raises(InputError, match=r"models\.parquet has version .* \(upgrade gpuprof\)"):
         database.read_table("models")
-
-
-def test_a_strangers_parquet_file_is_refused(tmp_path: Path) -> None:
-    database = make_database(tmp_path / "db", "r1")
-    pq.write_table(pa.table({"a": [1]}), database.path / "r1" / "models.parquet")
+    pq.write_table(pa.table({"a": [1]}), file)
     with pytest.raises(InputError, match="was not written by gpuprof"):
         database.read_table("models")
 

@@ -140,12 +140,6 @@ def test_what_is_named_as_unplaced_counts_unless_checked_against_an_slo_file() -
     assert [broken.where for broken in check(dropped, against) if broken.rule == "rate"] == ["b"]
 
 
-def test_an_slo_below_what_the_queue_allows_is_refused() -> None:
-    against = replace(evidence(GIVEN), demands=(demand("a", 20.0, 8.0), demand("b", 20.0)))
-    violations = check(SOUND, against)
-    assert [(violation.rule, violation.where) for violation in violations] == [("slo", "a")]
-
-
 def test_interference_beside_counts() -> None:
     slowed = replace(GIVEN, estimator=LinearEstimator(slowdown=9.0))
     assert {violation.rule for violation in check(SOUND, evidence(slowed))} == {"slo", "figures"}
