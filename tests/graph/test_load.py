@@ -163,10 +163,12 @@ def test_an_output_whose_first_dimension_does_not_follow_the_batch_as_declared_i
         load_graph(path, 2)
 
 
-def test_a_sparse_constant_is_a_weight_with_its_values(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["value", "sparse_value"])
+def test_a_constant_dense_or_sparse_is_a_weight_with_its_values(tmp_path: Path, kind: str) -> None:
     values = onnx.numpy_helper.from_array(integers(2, 5), "shape")
     sparse = helper.make_sparse_tensor(values, onnx.numpy_helper.from_array(integers(1, 2)), [3])
-    nodes = [node("Constant", [], ["shape"], sparse_value=sparse), node("ConstantOfShape", ["shape"], ["y"])]
+    tensor = onnx.numpy_helper.from_array(integers(0, 2, 5)) if kind == "value" else sparse
+    nodes = [node("Constant", [], ["shape"], **{kind: tensor}), node("ConstantOfShape", ["shape"], ["y"])]
     path = write_model(tmp_path / "m.onnx", [*nodes, node("Relu", ["x"], ["z"])], {"x": ["n", 1]}, {"y": None})
     assert load_graph(path).outputs[0].shape == (0, 2, 5)
 
