@@ -159,50 +159,6 @@ def test_tools_see_the_public_names_where_they_are() -> None:
     assert {*public, "__version__"} == set(gpuprof.__all__)
 
 
-#: Modules outside `gpuprof.cli` that are run by themselves (``python -m``) and write on stdout, and what for.
-SPEAKING_ENTRIES = {
-    "runtime/gpu_probe.py": "tells the process that started it what a GPU provider can do",
-}
-
-
-_TERMINAL_LIBRARIES = {"typer", "rich", "click"}
-
-
-def _speaks(text: str) -> list[str]:
-    """Return what a module does that only the command line may: print, write on stdout, use a terminal's library."""
-    problems: list[str] = []
-    if not any(word in text for word in ("print", "stdout", *_TERMINAL_LIBRARIES)):
-        return problems  # most need not be parsed
-    for node in ast.walk(ast.parse(text)):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module]
-        problems += [f"imports {name}" for name in names if name.split(".")[0] in _TERMINAL_LIBRARIES]
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
-            problems.append("prints")
-        if isinstance(node, ast.Attribute) and node.attr in {"stdout", "__stdout__"} and _is_sys(node.value):
-            problems.append("uses sys.stdout")
-    return problems
-
-
-def _is_sys(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id == "sys"
-
-
-def test_nothing_but_the_command_line_prints() -> None:
-    for path in _sources():
-        name, text = str(path.relative_to(PACKAGE)), path.read_text(encoding="utf-8")
-        if name in SPEAKING_ENTRIES:
-            assert _speaks(text), f"{name} need not be listed any more"
-            assert any(_is_main_guard(node) for node in ast.parse(text).body), f"{name} is no entry module"
-        elif not name.startswith("cli/"):
-            assert _speaks(text) == [], name
-
-
-def _is_main_guard(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
-
-
 def test_no_two_public_classes_share_a_name() -> None:
     definitions: dict[str, list[str]] = {}
     for path in _sources():
