@@ -42,11 +42,6 @@ def test_the_wheel_holds_exactly_what_the_tree_holds(wheel: Path) -> None:
     assert names == _in_tree()
 
 
-def test_its_only_top_level_name_is_gpuprof(wheel: Path) -> None:
-    tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"gpuprof"}
-
-
 def test_what_an_index_shows_of_it_links_into_the_repository(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (metadata for metadata in archive.namelist() if metadata.endswith(".dist-info/METADATA"))
