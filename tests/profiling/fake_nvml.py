@@ -13,7 +13,8 @@ class FakeNvml(PlayedNvml):
     """One V100 that draws 100 W, then 20 W more at each sample; ``lacks`` names functions that it does not have."""
 
     def __init__(self, *lacks: str, gpus: int = 1) -> None:
-        missing = FakeNvmlError("Not Supported")
+        self.asked = 0
+        self.energy_mj: float | None = None
         super().__init__(
             NVML_CLOCK_SM=1,
             NVML_TEMPERATURE_GPU=0,
@@ -25,9 +26,7 @@ class FakeNvml(PlayedNvml):
             nvmlDeviceGetTemperature=lambda *_: 40 + self.asked,
             nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=GIB * min(self.asked, 3)),
         )
-        self._answers |= dict.fromkeys(lacks, missing)
-        self.asked = 0
-        self.energy_mj: float | None = None
+        self._answers |= dict.fromkeys(lacks, FakeNvmlError("Not Supported"))
 
     def _draw_power(self, _: int) -> int:
         self.asked += 1
