@@ -144,7 +144,8 @@ def op_times_s(work: GraphWork, device: Device, share: Share) -> Array:
     arithmetic = work.flops / (peak * fraction * busy)
     traffic = work.bytes_moved / (bandwidth(device, share) * loaded)
     launched = (work.flops > 0) | (work.bytes_moved > 0)
-    return np.asarray(np.maximum(arithmetic, traffic) + launched * _launch_us(device) * 1e-6)
+    launch_us = device.launch_overhead_us or (constant("roofline", "launch_us") if device.kind == "gpu" else 0.0)
+    return np.asarray(np.maximum(arithmetic, traffic) + launched * launch_us * 1e-6)
 
 
 def dispatch_ms(work: GraphWork, device: Device) -> float:
@@ -199,10 +200,6 @@ def reread_bandwidth(device: Device, share: Share, touched: Array) -> Array:
 def source_of(device: Device) -> str:
     """Return the source of a roofline figure on ``device``: uncalibrated unless its rates were measured."""
     return ROOFLINE if CEILINGS in device.sources else UNCALIBRATED
-
-
-def _launch_us(device: Device) -> float:
-    return device.launch_overhead_us or (constant("roofline", "launch_us") if device.kind == "gpu" else 0.0)
 
 
 def _peak(device: Device, dtype: str, matrix: bool) -> float:

@@ -303,7 +303,9 @@ class CrossGpuModel:
         factor = self._interval_factor(parts, kernels, device, precision, runtime, named_host=host_us is not None)
         seconds = batch_seconds(parts.kernels_s, parts.host_s, kernels, runtime)
         unlike = name_unlike(kernels.op_types, parts.excess)
-        source = _describe(precision, runtime, unlike)
+        source = f"{SOURCE}: {precision}, {runtime}"
+        if unlike:
+            source += f", nothing measured like {', '.join(unlike)}"
         if host_us is not None:
             source += f", {host_us:g} us a launch"
         if (doubt := describe_evidence(boards, device.name)) is not None:
@@ -342,10 +344,6 @@ def _sum_kernels(kernels: KernelList, times: Array, kinds: NDArray[np.str_], hos
     by_kind = {str(name): part for name, part in zip(names, of_kinds, strict=True)}
     excess = float(seconds @ excess_of(kernels.op_types) / total) if total > 0.0 else 0.0
     return TimeParts(total, host_s, by_kind, excess)
-
-
-def _describe(precision: str, runtime: LaunchMode, unlike: Sequence[str]) -> str:
-    return f"{SOURCE}: {precision}, {runtime}" + (f", nothing measured like {', '.join(unlike)}" if unlike else "")
 
 
 def only_batch_of(model: UnmeasuredModel) -> int | None:

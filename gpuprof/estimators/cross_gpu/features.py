@@ -48,7 +48,7 @@ class DeviceRates:
     matrix_per_s: float
     scalar_per_s: float
     #: ``sustained``, ``sustained_others``: Part of the peak that long products reach under the power limit, and other
-    #: kernels at the clock that products leave, in 8 bits at that of half precision; in (0, 1].
+    #: kernels near the clock that products leave, in 8 bits that of half precision; in (0, 1].
     sustained: float
     sustained_others: float
     #: ``bytes_per_s``, ``drawn``: Peak bandwidth, and the part of it achieved by long ops.
@@ -91,13 +91,14 @@ def rates_of(device: Device, precision: str, share: Share | None = None, *, busy
     fraction, slices = device.granted_fraction(share), _slices(device, share)
     memory = device.fraction(share) if slices is None else slices * share.sm_pct / 100.0
     width = _BYTES.get(precision, 4.0)
-    others = "float16" if width < _BYTES["float16"] and "float16" in device.flops_per_s else precision
+    narrow = width <= _BYTES["float16"] and "float16" in device.flops_per_s
+    sustained_others = sustained_part(device, "float16" if narrow else precision)
     return DeviceRates(
         units=max(1.0, device.compute_units * fraction),
         matrix_per_s=peak * fraction,
         scalar_per_s=device.flops_per_s["float32"] * fraction,
         sustained=sustained_part(device, precision),
-        sustained_others=sustained_part(device, others),
+        sustained_others=sustained_others ** (constant("energy", "others_exponent") if narrow else 1.0),
         bytes_per_s=device.dram_bytes_per_s * memory if busy else bandwidth(device, share),
         drawn=_drawn_part(device),
         l2_bytes=max(1.0, device.l2_bytes * (memory if busy else _slices(device, share) or 1.0)),
@@ -189,7 +190,8 @@ class OpTable:
     flops: Array
     read_bytes: Array
     written_bytes: Array
-    #: ``elements``, ``row``: Shape (N,). Elements of the output, and elements normalised together in a row.
+    #: ``elements``, ``row``: Shape (N,). Elements of the output, and elements normalised together in a row; attention:
+    #: queries of a block of threads, 1 where unknown.
     elements: Array
     row: Array
     width: Array  #: Shape (N,). Bytes of an element.
@@ -302,6 +304,12 @@ def weight_seconds(ops: OpTable, rates: DeviceRates) -> Array:
         return np.zeros(len(ops))
     dense = np.isin(ops.family, [FAMILIES.index(name) for name in ("matmul", "conv")]) & (ops.b == 1.0)
     return np.where(dense, _draw_seconds(ops, rates, _SETS_OF_A_MODEL) + rates.kernel_s, 0.0)
+
+
+def block_seconds(ops: OpTable, rates: DeviceRates) -> Array:
+    """Return the least seconds of attention by TensorRT's kernels: of a block, which computes a whole head alone."""
+    cycles = np.where(ops.row > 1.0, constant("sm", "score_cycles") * ops.row * ops.n, 0.0)
+    return np.where(ops.family == FAMILIES.index("attention"), cycles * rates.units / rates.cycles_per_s, 0.0)
 
 
 def _draw_seconds(ops: OpTable, rates: DeviceRates, weight_sets: float) -> Array:
@@ -484,8 +492,10 @@ class CostModel:
         -------
         ndarray of shape (N,)
         """
-        least_s = weight_seconds(ops, rates) if bounds is None else np.zeros(len(ops))
-        bounds = bounds or bound_times(ops, rates)
+        least_s = np.zeros(len(ops))
+        if bounds is None:
+            least_s = np.maximum(weight_seconds(ops, rates), block_seconds(ops, rates))
+            bounds = bound_times(ops, rates)
         times = np.zeros(len(ops))
         names = regressor_names(ops, rates)
         for name in sorted(set(names.tolist())):

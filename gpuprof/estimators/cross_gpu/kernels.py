@@ -45,6 +45,10 @@ _REORDERED = "tfloat32"
 _DEAR = frozenset({"Pow", "Erf", "Gelu", "Mish", "Softplus"})
 #: Element-wise ops with vectorised kernels, exempt from the slow-down in half precision, which image networks lack.
 _STREAMED = frozenset({"Relu", "Clip", "Add", "Sum", "BatchNormalization"})
+#: Op types without a kernel in PyTorch, whose tensors have strides.
+_PYTORCH_VIEWS = frozenset({"Slice", "Split", "Expand"})
+#: Op types that compilers join with the kernels that read their indices or masks.
+_INDEXED = ELEMENTWISE - {"QuantizeLinear"} | _PYTORCH_VIEWS | {"Range", "Gather", "GatherElements", "Concat"}
 #: Maximum elements of integer tensors taken as shapes and indices, which the host computes without a kernel.
 _SMALL = 64
 #: Columns that hold totals over all iterations of a body.
@@ -142,7 +146,8 @@ class _Walk:
     def __init__(self, graph: ModelGraph, precision: str, runtime: LaunchMode) -> None:
         self._ops = graph.ops
         self._width, self._operand = _WIDTHS.get(precision, (4.0, 4.0))
-        if precision == "int8" and runtime.startswith("tensorrt"):  # so do normalisations, activations and attention
+        self._by_pytorch, self._by_tensorrt = runtime.startswith("pytorch"), runtime.startswith("tensorrt")
+        if precision == "int8" and self._by_tensorrt:  # so do normalisations, activations and attention
             self._width = self._operand
         self._narrow = self._width < 4.0
         self._by_onnxruntime, self._fused = runtime.is_onnxruntime, runtime.joins_chains
@@ -180,7 +185,9 @@ class _Walk:
             if self._by_onnxruntime and self._groups.has_bias(place):
                 yield ("elementwise", self._bias_row(op.outputs[0])), 1
         elif op.op_type == "Attention" and len(op.inputs[0].shape) == 3 and len(op.inputs[1].shape) == 2:
-            yield self._projection(op), 1
+            # ONNX Runtime's own Attention projects its input to queries, keys and values.
+            source, weight = op.inputs[:2]
+            yield self._plain_product(float(prod(source.shape[:-1])), float(weight.shape[1]), float(weight.shape[0])), 1
             yield self._projected_attention(op), 1
         elif op.op_type in ATTENTION and len(op.inputs) > 2 and len(op.inputs[0].shape) in (3, 4):
             yield self._whole_attention(op), 1
@@ -201,9 +208,13 @@ class _Walk:
             t.dtype in _INTEGERS or t.name in self._of_shapes for t in op.outputs
         )
         readers = [self._ops[r].op_type for t in op.outputs for r in self._groups.readers[t.name]]
+        if self._by_pytorch and op.op_type in _PYTORCH_VIEWS:
+            return True
+        if self._fused and readers and op.op_type in _INDEXED and all(t.dtype in _INTEGERS for t in op.outputs):
+            return True
         strided = op.op_type == "Transpose" and bool(readers) and all(kind in PRODUCTS for kind in readers)
         # Products read only an exchange of the last two dimensions; other orders, as heads before tokens, are copied.
-        strided = strided and (self._fused or not self._narrow or _exchanges_last(op))
+        strided = strided and (not self._narrow or _exchanges_last(op))
         same = op.op_type == "Cast" and len({t.dtype for t in (*op.inputs, *op.outputs) if "int" not in t.dtype}) < 2
         return small or strided or same or (op.op_type == "Expand" and all(kind in ELEMENTWISE for kind in readers))
 
@@ -211,7 +222,9 @@ class _Walk:
         first = self._ops[self._groups.attention[place][-2]]
         queries, size = first.inputs[0].shape[-2:]
         keys, heads = first.outputs[0].shape[-1], prod(first.outputs[0].shape[:-2])
-        return _attention_columns(heads, heads, queries, keys, size, self._width, causal=False)
+        family, row = _attention_columns(heads, heads, queries, keys, size, self._width, causal=False)
+        is_whole = self._by_tensorrt and queries <= constant("kernels", "head_queries")
+        return family, {**row, "row": float(queries) if is_whole else 1.0}
 
     def _whole_attention(self, op: Op) -> _Row:
         query, key = op.inputs[0].shape, op.inputs[1].shape
@@ -224,11 +237,6 @@ class _Walk:
             key_heads, keys = max(1, key[2] // size), key[1]
         causal = bool(op.attributes.get("is_causal", op.attributes.get("unidirectional", 0)))
         return _attention_columns(batch * heads, batch * key_heads, queries, keys, size, self._width, causal=causal)
-
-    def _projection(self, op: Op) -> _Row:
-        """Return the product of ONNX Runtime's own Attention that projects its input to queries, keys and values."""
-        source, weight = op.inputs[0], op.inputs[1]
-        return self._plain_product(float(prod(source.shape[:-1])), float(weight.shape[1]), float(weight.shape[0]))
 
     def _projected_attention(self, op: Op) -> _Row:
         """Return the self-attention of ONNX Runtime's own Attention."""

@@ -340,7 +340,7 @@ class NodeGroups:
     def _may_join(self, before: int, place: int) -> bool:
         tensor = self._ops[before].outputs[0]
         same = tensor.elements == self._ops[place].outputs[0].elements
-        kinds = ELEMENTWISE | PRODUCTS | CONVOLUTIONS | NORMS | {"Transpose"}
+        kinds = ELEMENTWISE | PRODUCTS | CONVOLUTIONS | NORMS | {"Transpose", "Gather", "Concat"}
         return same and self._only_reader(before) == place and self._ops[before].op_type in kinds
 
     def _find_attention(self) -> dict[int, list[int]]:

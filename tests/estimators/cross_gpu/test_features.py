@@ -24,10 +24,12 @@ from gpuprof.estimators.cross_gpu.features import (
     Array,
     Forest,
     OpTable,
+    block_seconds,
     bound_times,
     rates_of,
     resolve_precision,
     sustained_part,
+    table_of,
     weight_seconds,
 )
 from gpuprof.estimators.roofline import (
@@ -83,6 +85,28 @@ def test_weights_from_memory_do_not_slow_a_product_that_takes_longer_anyway() ->
     deep = _multiply(8192.0, 4096.0, 4096.0)
     hot = shipped_model().costs.kernel_times(deep, L40S, bound_times(deep, L40S))
     assert shipped_model().kernel_times(deep, L40S) == pytest.approx(hot)
+
+
+def test_attention_takes_as_long_as_the_block_of_a_head_however_few_heads_there_are() -> None:
+    few, many = (table_of([("attention", _attend(heads))]) for heads in (12.0, 96.0))
+    assert block_seconds(few, L40S)[0] == block_seconds(many, L40S)[0] == pytest.approx(0.4 * 384**2 / 2.52e9)
+    times = {heads: shipped_model().kernel_times(table, L40S)[0] for heads, table in ((12, few), (96, many))}
+    assert times[12] == pytest.approx(block_seconds(few, L40S)[0])
+    assert times[96] >= times[12]
+    assert block_seconds(replace(few, row=np.ones(1)), L40S) == 0.0
+
+
+def _attend(heads: float) -> dict[str, float]:
+    sizes = {"b": heads, "m": 384.0, "n": 384.0, "k": 64.0, "width": 2.0, "row": 384.0, "extra": 1.0}
+    bytes_moved = 2.0 * 384 * 64 * heads
+    return {**sizes, "flops": 4.0 * heads * 64 * 384**2, "read_bytes": 3 * bytes_moved, "written_bytes": bytes_moved}
+
+
+def test_other_kernels_of_a_board_at_its_power_limit_run_faster_than_its_products_in_half_precision() -> None:
+    half, full = (rates_of(device("t4"), precision) for precision in ("float16", "float32"))
+    assert half.sustained < half.sustained_others < 1.0
+    assert full.sustained == full.sustained_others
+    assert rates_of(device("t4"), "int8").sustained_others == half.sustained_others
 
 
 def test_no_traffic_takes_less_time_than_a_part_of_it() -> None:

@@ -119,14 +119,14 @@ def test_views_and_transposed_operands_cost_nothing() -> None:
     assert kernels.op_types == ("MatMul",)
 
 
-def _attention() -> ModelGraph:
-    query, key, value = _t("q", 2, 4, 128, 64), _t("k", 2, 4, 64, 128), _t("v", 2, 4, 128, 64)
-    scores, soft, scale = _t("s", 2, 4, 128, 128), _t("p", 2, 4, 128, 128), _t("scale")
+def _attention(tokens: int = 128) -> ModelGraph:
+    query, key, value = _t("q", 2, 4, tokens, 64), _t("k", 2, 4, 64, tokens), _t("v", 2, 4, tokens, 64)
+    scores, scaled, soft = (_t(name, 2, 4, tokens, tokens) for name in ("s", "ss", "p"))
     return _graph(
         _op("MatMul", [query, key], scores),
-        _op("Mul", [scores, scale], _t("ss", 2, 4, 128, 128), [scale]),
-        _op("Softmax", [_t("ss", 2, 4, 128, 128)], soft, axis=-1),
-        _op("MatMul", [soft, value], _t("o", 2, 4, 128, 64)),
+        _op("Mul", [scores, _t("scale")], scaled, [_t("scale")]),
+        _op("Softmax", [scaled], soft, axis=-1),
+        _op("MatMul", [soft, value], _t("o", 2, 4, tokens, 64)),
     )
 
 
@@ -178,8 +178,50 @@ def test_heads_before_tokens_are_copied_in_half_precision() -> None:
     moved = _op("Transpose", [tokens], heads, perm=(0, 2, 1, 3))
     swapped = _op("Transpose", [_t("k", 2, 4, 128, 64)], _t("t", 2, 4, 64, 128), perm=(0, 1, 3, 2))
     product = _op("MatMul", [heads, _t("t", 2, 4, 64, 128)], _t("y", 2, 4, 128, 128))
-    for runtime, kinds in ((LaunchMode.ONNXRUNTIME, ("Transpose", "MatMul")), (LaunchMode.TENSORRT, ("MatMul",))):
-        assert list_kernels(_graph(moved, swapped, product), "float16", runtime).op_types == kinds
+    for runtime in (LaunchMode.ONNXRUNTIME, LaunchMode.TENSORRT):
+        kinds = {
+            precision: list_kernels(_graph(moved, swapped, product), precision, runtime).op_types
+            for precision in ("float16", "float32")
+        }
+        assert kinds == {"float16": ("Transpose", "MatMul"), "float32": ("MatMul",)}
+
+
+def test_compilers_compute_indices_in_the_kernels_that_read_them() -> None:
+    words, places = Tensor("words", "int64", (8, 128)), Tensor("places", "int64", (8, 128))
+    table, rows = _t("table", 1000, 64), _t("rows", 8, 128, 64)
+    shifted = _op("Add", [words, words], places)
+    looked_up = _op("Gather", [table, places], rows, [table])
+    for runtime, kinds in (
+        (LaunchMode.TENSORRT, ("Gather",)),
+        (LaunchMode.FUSED, ("Gather",)),
+        (LaunchMode.ONNXRUNTIME, ("Add", "Gather")),
+        (LaunchMode.EAGER, ("Add", "Gather")),
+    ):
+        assert list_kernels(_graph(shifted, looked_up), "float16", runtime).op_types == kinds
+        assert list_kernels(_graph(shifted), "float16", runtime).op_types == ("Add",)  # an output is written
+
+
+def test_a_part_of_a_tensor_is_a_view_in_pytorch_and_joined_parts_are_activated_as_they_are_written() -> None:
+    image, part = _t("x", 8, 64, 16, 16), _t("part", 8, 32, 16, 16)
+    sliced = _op("Slice", [image], part)
+    joined = _op("Concat", [part, part], _t("both", 8, 64, 16, 16))
+    activated = _op("Relu", [_t("both", 8, 64, 16, 16)], _t("y", 8, 64, 16, 16))
+    for runtime, kinds in (
+        (LaunchMode.FUSED, ("Concat",)),
+        (LaunchMode.EAGER, ("Concat", "Relu")),
+        (LaunchMode.TENSORRT, ("Slice", "Concat")),
+        (LaunchMode.ONNXRUNTIME, ("Slice", "Concat", "Relu")),
+    ):
+        assert list_kernels(_graph(sliced, joined, activated), "float16", runtime).op_types == kinds
+
+
+def test_a_block_of_tensorrts_attention_has_all_queries_of_a_head_in_sequences_of_its_plugins() -> None:
+    for runtime, queries, row in (
+        (LaunchMode.TENSORRT_FUSED, 384, 384.0),
+        (LaunchMode.TENSORRT_FUSED, 1024, 1.0),
+        (LaunchMode.FUSED, 384, 1.0),
+    ):
+        assert list_kernels(_attention(queries), "float16", runtime).ops.row.tolist() == [row]
 
 
 def test_what_onnxruntime_repeats_along_a_dimension_waits_for_its_sms_in_half_precision() -> None:
