@@ -249,7 +249,9 @@ def _weigh(spent: Array, served_by: Array, group: int, strata: Array, mass: Arra
     merged, top = _merge_rare(counts)
     weights = np.bincount(merged, mass, top + 1) / np.maximum(np.bincount(merged, counts, top + 1), 1.0)
     each = np.repeat(weights[merged][strata], group)
-    low, high = float(spent.min()), float(spent.max())
+    high = float(spent.max())
+    spent = np.maximum(spent, high * np.finfo(np.float64).eps)  # 0 where the difference of end and begin was rounded
+    low = float(spent.min())
     # Equal in the logarithm of the time: with bursts, some requests take a thousand times as long as others.
     scale = _BINS / max(math.log(high / low), 1e-9)
     cells = np.minimum((np.log(spent / low) * scale).astype(np.int64), _BINS - 1)

@@ -330,6 +330,14 @@ def test_the_peak_of_a_long_recording_is_planned_for_wherever_it_lies() -> None:
     assert coarse.fraction_within(30.0) == pytest.approx(whole.fraction_within(30.0), abs=0.03)
 
 
+def test_requests_that_take_hardly_any_time_have_a_law() -> None:
+    # as measured of a model of microseconds on a busy machine
+    server = BatchServer(
+        (0.89299, 0.95419, 0.99165, 1.0), 4, 0.0, latency_cv=10.0022, pause_factor=4.9121, pause_cv=10.0022
+    )
+    assert 1.0 < QUEUE.sojourn(Arrivals(12.4944, 1.0), server).percentile(99) < math.inf
+
+
 def test_a_pool_of_one_is_the_replica_alone() -> None:
     arrivals = Arrivals(0.6 * server(8).capacity_rps)
     pool = QUEUE.pool(arrivals, (server(8),))
