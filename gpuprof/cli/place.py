@@ -92,10 +92,11 @@ def place(
     path = result.write()
     say_note(f"{'replaced' if is_replaced else 'wrote'} {path}")
     if configurations := result.configurations():
-        node = Path(next(iter(configurations))).stem
+        options = f"{output.triton_repository}/{next(name for name in configurations if name.endswith('.options'))}"
+        count = sum(name.endswith(".pbtxt") for name in configurations)
         say_note(
-            f"wrote {count_of(len(configurations), 'configuration')} into {output.triton_repository}: "
-            f"start it with tritonserver --model-config-name={node}"
+            f"wrote {count_of(count, 'configuration')} into {output.triton_repository}: start it with "
+            f"tritonserver --model-repository={output.triton_repository} $(cat {options})"
         )
 
 

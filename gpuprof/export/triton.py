@@ -6,9 +6,10 @@ Triton reads ``MODEL/configs/NAME.pbtxt`` in place of ``MODEL/config.pbtxt`` whe
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,69 +29,183 @@ from gpuprof.export.bundle import (
 )
 from gpuprof.graph.dims import batch_axes
 from gpuprof.graph.file import read_onnx
+from gpuprof.machine.cgroup import own_cores
+from gpuprof.rules.cpu_slices import CpuSlice, plan_shared_slices
+
+
+@dataclass(frozen=True, slots=True)
+class _Instances:
+    """Instances of a model: a replica in its place, and the cores of its share of a CPU."""
+
+    gpu: Gpu
+    partition: Partition
+    replica: Replica
+    cores: CpuSlice | None  #: None on a GPU.
+    worker: tuple[object, ...]  #: Key of its process under `gpuprof serve`, common to replicas that take turns.
+
+    @property
+    def core_range(self) -> str:
+        """First and last core, since Triton reads a single range; empty on a GPU."""
+        return f"{self.cores.cores[0]}-{self.cores.cores[-1]}" if self.cores else ""
+
+
+@dataclass(slots=True)
+class _Server:
+    """A Triton server with its instances: of one worker, or of all workers of a node."""
+
+    name: str
+    node: Node
+    has_own_gpu: bool  #: Whether its environment hides all GPUs but that of its worker.
+    instances: list[_Instances] = field(default_factory=list)
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether one instance may run at a time: all take turns in one worker.
+
+        The rate limiter has one queue for all resources: instances of one worker would wait for those of another.
+        """
+        return len({entry.worker for entry in self.instances}) == 1 and self.instances[0].replica.turns > 0
+
+    @property
+    def options(self) -> list[str]:
+        """Options of ``tritonserver`` on which the configurations rely."""
+        ranges = sorted({entry.core_range for entry in self.instances} - {""})
+        policies = [f"--host-policy=cores-{cores},cpu-cores={cores}" for cores in ranges]
+        return [*(["--rate-limit=execution_count"] if self.has_turns else []), *policies]
+
+    def write_schedule(self, instances: Sequence[_Instances], is_batched: bool, is_dynamic: bool = True) -> str:
+        """Return the fields of a model's configuration that the plan decides: batches, threads and instances.
+
+        ``instances``: of the model; ``is_batched``: whether it takes batches; ``is_dynamic``: whether Triton may form
+        them.
+        """
+        batches = sorted({entry.replica.batch for entry in instances})
+        lines = [f"max_batch_size: {batches[-1] if is_batched else 0}"]
+        if is_dynamic and is_batched and batches[-1] > 1:
+            sizes = ", ".join(str(batch) for batch in batches if batch > 1)
+            delay_us = round(1000 * max(entry.replica.max_wait_ms for entry in instances))
+            lines.append(
+                f"dynamic_batching {{ preferred_batch_size: [ {sizes} ] max_queue_delay_microseconds: {delay_us} }}"
+            )
+        if threads := max((entry.cores.threads for entry in instances if entry.cores), default=0):
+            # By default a session has a thread for each core of the machine.
+            lines.append(f'parameters {{ key: "intra_op_thread_count" value {{ string_value: "{threads}" }} }}')
+        counts: Counter[str] = Counter()
+        for entry in instances:
+            counts[self._describe_group(entry)] += entry.replica.processes
+        lines += [f"instance_group {{ count: {count} {group} }}" for group, count in counts.items()]
+        return _join_lines(lines)
+
+    def _describe_group(self, entry: _Instances) -> str:
+        if entry.cores:
+            group = f'kind: KIND_CPU host_policy: "cores-{entry.core_range}"'
+        else:
+            group = f"kind: KIND_GPU gpus: {0 if self.has_own_gpu else entry.gpu.index}"
+        if not self.has_turns:
+            return group
+        # The least product of executions and priority is next: with equal priorities a frequent model is always last.
+        priority = max(1, round(_PRIORITY_OF_1_RPS / max(entry.replica.rate_rps, 0.001)))
+        return f'{group} rate_limiter {{ resources {{ name: "turns" global: true count: 1 }} priority: {priority} }}'
+
+
+#: Priority, inversely proportional to the request rate: large enough for a resolution of 0.1% at 1,000 requests/s.
+_PRIORITY_OF_1_RPS = 1_000_000
+
+
+def _list_servers(deployment: DeploymentMap, by_worker: bool) -> list[_Server]:
+    """Return a server for each worker, named after its first replica, or for each node, with its name.
+
+    Raises `InputError` when the shares of a CPU exceed it.
+    """
+    servers: dict[object, _Server] = {}
+    names = replica_names(deployment)
+    for node in deployment.nodes:
+        for gpu in node.gpus:
+            placed = [(number, replica) for number, part in enumerate(gpu.partitions) for replica in part.replicas]
+            slices: Sequence[CpuSlice | None] = [None] * len(placed)
+            if is_cpu(gpu):
+                shares = [(replica.sm_share_pct, replica.turns) for _, replica in placed]
+                slices = plan_shared_slices(shares, _number_cores(gpu))
+            for position, ((number, replica), cores) in enumerate(zip(placed, slices, strict=True)):
+                worker = (node.name, gpu.index, number, replica.turns, 0 if replica.turns else position)
+                name, *_ = next(names)
+                new = _Server(name if by_worker else node.name, node, has_own_gpu=by_worker)
+                server = servers.setdefault(worker if by_worker else node.name, new)
+                server.instances.append(_Instances(gpu, gpu.partitions[number], replica, cores, worker))
+    return list(servers.values())
+
+
+def _number_cores(cpu: Gpu) -> Sequence[int]:
+    """Return the numbers of a CPU's cores: of this machine if it has as many, else from 0."""
+    own, count = own_cores(), re.search(r"-(\d+)c$", cpu.device)
+    return own if count is None or len(own) == int(count[1]) else range(int(count[1]))
 
 
 def triton(deployment: DeploymentMap, base: Path) -> Bundle:
-    """Return a model repository for each replica, and the environment of its server.
+    """Return a model repository for each worker, with the environment and the options of its server.
 
-    All models of a Triton server have the same share, so each replica has its own server, whose model instances are the
-    replica's processes. Raises `InputError` when the map has a merged model, whose members Triton cannot name, or a
-    model has inputs or outputs other than tensors.
+    All models of a Triton server have the same share, so each worker has its own server: a replica, whose processes are
+    the model's instances, or all replicas that take turns. Raises `InputError` when the map has a merged model, whose
+    members Triton cannot name, or a model has inputs or outputs other than tensors.
     """
     if merges := [name for name, model in deployment.models.items() if model.members]:
         raise InputError(
             f"triton cannot serve the merge {min(merges)}: it has no queue for several models",
             "place without --merge, or export it to k8s, kserve or ray-serve, which run gpuprof serve",
         )
-    bundle = Bundle()
-    for name, node, gpu, partition, replica in replica_names(deployment):
-        public = public_name(deployment, replica.model)
-        folder = folder_name(public.name)
-        if folder != public.name:
-            _add_note(
-                bundle, f"clients of Triton ask for {public.name} as {folder}: a repository has folders for names"
-            )
-        file = model_file(deployment, replica.model, base)
-        version = f"{name}/{folder}/{public.version}"
-        if file is None:
-            _add_note(bundle, f"the file of {replica.model} is not here: put it at {version}/model.onnx")
-        else:
-            _require_tensors(file, replica.model)
-            bundle.models[f"{version}/model.onnx"] = file
-            bundle.models |= {f"{version}/{data}": path for data, path in model_files(file).items()}
-        batched = file is None or has_leading_batch(file)
-        if not batched and replica.batch > 1:
-            _add_note(
-                bundle,
-                f"Triton serves {replica.model} without batches, which the map has ({replica.batch}): "
-                "its inputs and outputs do not all begin with a free batch dimension",
-            )
-        bundle.files[f"{name}/{folder}/config.pbtxt"] = _write_config(folder, replica, gpu, batched)
-        environment = _make_replica_environment(node, gpu, partition, replica)
-        bundle.files[f"{name}/server.env"] = "".join(f"{key}={value}\n" for key, value in environment.items())
-    bundle.files["README.md"] = _write_readme(deployment)
+    bundle, rows = Bundle(), []
+    for server in _list_servers(deployment, by_worker=True):
+        variables = [f"{key}={value}" for key, value in _make_environment(server).items()]
+        bundle.files[f"{server.name}/server.env"] = _join_lines(variables)
+        bundle.files[f"{server.name}/server.options"] = _join_lines(server.options)
+        for entry in server.instances:
+            _add_model(bundle, deployment, base, server, entry)
+            rows.append(_describe_row(deployment, server, entry))
+    bundle.files["README.md"] = fill_text("triton.md", rows="\n".join(rows))
     return bundle
 
 
-def _write_readme(deployment: DeploymentMap) -> str:
-    """Return the instructions for starting the servers: their places, and features of the map that Triton lacks."""
-    rows = [
-        f"| {name} | {node.name} | {gpu.index} | {_format_mig(partition)} | {_format_share(gpu, partition, replica)} "
-        f"| {folder_name(public_name(deployment, replica.model).name)} | {replica.rate_rps:g} |"
-        for name, node, gpu, partition, replica in replica_names(deployment)
-    ]
-    return fill_text("triton.md", rows="\n".join(rows))
+def _join_lines(lines: Sequence[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
 
 
-def _format_mig(partition: Partition) -> str:
-    return "–" if partition.mig is None else f"{partition.mig.profile} at {partition.mig.start}"
+def _add_model(bundle: Bundle, deployment: DeploymentMap, base: Path, server: _Server, entry: _Instances) -> None:
+    """Add a replica's model and its configuration to the repository of its server."""
+    replica = entry.replica
+    public = public_name(deployment, replica.model)
+    folder = folder_name(public.name)
+    if folder != public.name:
+        _add_note(bundle, f"clients of Triton ask for {public.name} as {folder}: a repository has folders for names")
+    file = model_file(deployment, replica.model, base)
+    version = f"{server.name}/{folder}/{public.version}"
+    if file is None:
+        _add_note(bundle, f"the file of {replica.model} is not here: put it at {version}/model.onnx")
+    else:
+        _require_tensors(file, replica.model)
+        bundle.models[f"{version}/model.onnx"] = file
+        bundle.models |= {f"{version}/{data}": path for data, path in model_files(file).items()}
+    is_batched = file is None or has_leading_batch(file)
+    if not is_batched and replica.batch > 1:
+        _add_note(
+            bundle,
+            f"Triton serves {replica.model} without batches, which the map has ({replica.batch}): "
+            "its inputs and outputs do not all begin with a free batch dimension",
+        )
+    schedule = server.write_schedule([entry], is_batched)
+    bundle.files[f"{server.name}/{folder}/config.pbtxt"] = f'name: "{folder}"\nbackend: "onnxruntime"\n{schedule}'
 
 
-def _format_share(gpu: Gpu, partition: Partition, replica: Replica) -> str:
-    turns = f", by turns {replica.turns}" if replica.turns else ""
-    if is_cpu(gpu):
-        return f"{replica.sm_share_pct:g}% of the cores{turns}"
-    return "none" if partition.unshared else f"{replica.sm_share_pct:g}%{turns}"
+def _describe_row(deployment: DeploymentMap, server: _Server, entry: _Instances) -> str:
+    """Return the row of a replica in the table of servers."""
+    partition, replica = entry.partition, entry.replica
+    mig = "–" if partition.mig is None else f"{partition.mig.profile} at {partition.mig.start}"
+    share = "none" if partition.unshared else f"{replica.sm_share_pct:g}%"
+    if entry.cores:
+        share += " of the cores"
+    share += f", by turns {replica.turns}" if replica.turns else ""
+    folder = folder_name(public_name(deployment, replica.model).name)
+    place = f"{server.name} | {server.node.name} | {entry.gpu.index} | {mig}"
+    return f"| {place} | {share} | {folder} | {replica.rate_rps:g} |"
 
 
 def has_leading_batch(file: Path) -> bool:
@@ -126,41 +241,24 @@ def _format_dims(value: object) -> tuple[int | str | None, ...]:
     return tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in shape.dim)
 
 
-def _write_config(name: str, replica: Replica, gpu: Gpu, batched: bool) -> str:
-    """Return the model's configuration: batches are formed where a batch holds more than one request."""
-    batching = (
-        "dynamic_batching {\n"
-        f"  preferred_batch_size: [ {replica.batch} ]\n"
-        f"  max_queue_delay_microseconds: {round(replica.max_wait_ms * 1000)}\n"
-        "}\n"
-    )
-    return (
-        f'name: "{name}"\n'
-        'backend: "onnxruntime"\n'
-        f"max_batch_size: {replica.batch if batched else 0}\n"
-        f"{batching if batched and replica.batch > 1 else ''}"
-        "instance_group [\n"
-        f"  {{ count: {replica.processes} kind: {'KIND_CPU' if is_cpu(gpu) else 'KIND_GPU'} }}\n"
-        "]\n"
-    )
-
-
 def _add_note(bundle: Bundle, note: str) -> None:
     if note not in bundle.notes:
         bundle.notes.append(note)
 
 
-def _make_replica_environment(node: Node, gpu: Gpu, partition: Partition, replica: Replica) -> dict[str, str]:
-    """Return the environment of a replica's process: its GPU, its MPS daemon and its share; empty on a CPU."""
+def _make_environment(server: _Server) -> dict[str, str]:
+    """Return the environment of a worker's process: its GPU, its MPS daemon and its share; empty on a CPU."""
+    first = server.instances[0]
+    gpu, partition = first.gpu, first.partition
     if is_cpu(gpu):
         return {}
     slot = "" if partition.mig is None else f"-slot{partition.mig.start}"
     environment = {"CUDA_VISIBLE_DEVICES": str(gpu.index)} if partition.mig is None else {}
-    environment["CUDA_MPS_PIPE_DIRECTORY"] = f"/tmp/nvidia-mps-{slug(node.name)}-gpu{gpu.index}{slot}"
+    environment["CUDA_MPS_PIPE_DIRECTORY"] = f"/tmp/nvidia-mps-{slug(server.node.name)}-gpu{gpu.index}{slot}"
     if not partition.unshared:
-        environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{replica.sm_share_pct:g}"
-    if replica.memory_limit_bytes:
-        environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={-(-replica.memory_limit_bytes // 2**20)}M"
+        environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{first.replica.sm_share_pct:g}"
+    if limit_bytes := sum(entry.replica.memory_limit_bytes or 0 for entry in server.instances):
+        environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={-(-limit_bytes // 2**20)}M"
     return environment
 
 
@@ -178,13 +276,22 @@ class TritonModel:
 
 
 @dataclass(frozen=True, slots=True)
+class TritonEnsemble:
+    """An ensemble of a repository: its directory, Triton's protobuf message, and its models in their order."""
+
+    folder: Path
+    config: Any
+    steps: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TritonRepository:
-    """The models of a Triton model repository, the steps of its ensembles, and why other models cannot be planned."""
+    """The models and ensembles of a Triton model repository, and why other models cannot be planned."""
 
     folder: Path
     models: Mapping[str, TritonModel]
     left_out: Mapping[str, str]
-    ensembles: Mapping[str, tuple[str, ...]]
+    ensembles: Mapping[str, TritonEnsemble]
 
     def write(self, configurations: Mapping[str, str]) -> None:
         """Write configurations by their path below the repository. Raises `InputError` when that is impossible."""
@@ -202,13 +309,13 @@ def read_repository(folder: Path) -> TritonRepository:
     """
     models: dict[str, TritonModel] = {}
     left_out: dict[str, str] = {}
-    ensembles: dict[str, tuple[str, ...]] = {}
+    ensembles: dict[str, TritonEnsemble] = {}
     if not folder.is_dir():
         raise InputError(f"there is no Triton repository {folder}", "name the directory given to --model-repository")
     for entry in sorted(path for path in folder.iterdir() if path.is_dir()):
         config = _read_config(entry)
         if config.platform == "ensemble":
-            ensembles[config.name] = _order_steps(config)
+            ensembles[config.name] = TritonEnsemble(entry, config, _order_steps(config))
             continue
         versions = sorted(int(path.name) for path in entry.iterdir() if path.is_dir() and path.name.isdecimal())
         if not versions:
@@ -280,7 +387,8 @@ def name_files(demands: Sequence[Demand], repository: TritonRepository) -> tuple
     demands_with_files = []
     for demand in demands:
         name = demand.source_model or demand.model
-        steps = demand.steps or repository.ensembles.get(name, (name,))
+        ensemble = repository.ensembles.get(name)
+        steps = demand.steps or (ensemble.steps if ensemble else (name,))
         for step in steps:
             if step in repository.left_out:
                 what = name if step == name else f"{name} cannot be planned, since {step}"
@@ -288,75 +396,76 @@ def name_files(demands: Sequence[Demand], repository: TritonRepository) -> tuple
             if step not in repository.models:
                 raise unknown_name("model of the repository", step, [*repository.models, *repository.ensembles])
         file = ">".join(str(repository.models[step].file) for step in steps)
-        source = ">".join(steps) if name in repository.ensembles else demand.source_model
+        source = ">".join(steps) if ensemble else demand.source_model
         demands_with_files.append(replace(demand, file=file, source_model=source))
     return tuple(demands_with_files)
 
 
 def write_configurations(deployment: DeploymentMap, repository: TritonRepository) -> dict[str, str]:
-    """Return the planned configurations by their path below the repository.
+    """Return the planned configurations, and the options of each node's server, by their path below the repository.
 
     Each node of the map has a configuration of each of its models, ``MODEL/configs/NODE.pbtxt``: the largest planned
-    batch, the batches of its replicas as preferred sizes, their longest wait, and an instance for each process on its
-    GPU. All other fields are those of the present configuration.
+    batch, the batches of its replicas as preferred sizes, their longest wait, threads on a CPU, and an instance for
+    each process on its GPU or cores. All other fields are those of the present configuration. Ensembles get the batch
+    that all of their models take, since Triton refuses a larger one. ``NODE.options`` has the options of
+    ``tritonserver``.
     """
     from google.protobuf import text_format
 
     files = {}
-    for node in deployment.nodes:
+    for server in _list_servers(deployment, by_worker=False):
+        batches: dict[str, int] = {}
         for model in repository.models.values():
-            replicas = [
-                (gpu.index, replica)
-                for gpu in node.gpus
-                for part in gpu.partitions
-                for replica in part.replicas
-                if model.name in (deployment.models[replica.model].source_model, replica.model)
+            instances = [
+                entry
+                for entry in server.instances
+                if model.name in (deployment.models[entry.replica.model].source_model, entry.replica.model)
             ]
-            if replicas:
-                config = _plan_config(model, node, replicas)
+            if instances:
+                config = _plan_config(model, server, instances)
                 folder = model.file.parent.parent.name
-                files[f"{folder}/configs/{node.name}.pbtxt"] = text_format.MessageToString(config)
+                files[f"{folder}/configs/{server.name}.pbtxt"] = text_format.MessageToString(config)
+                batches[model.name] = config.max_batch_size
+        for ensemble in repository.ensembles.values():
+            limits = [batches[step] for step in ensemble.steps if step in batches]
+            if limits and ensemble.config.max_batch_size:
+                config = type(ensemble.config)()
+                config.CopyFrom(ensemble.config)
+                config.max_batch_size = min(config.max_batch_size, *limits)
+                files[f"{ensemble.folder.name}/configs/{server.name}.pbtxt"] = text_format.MessageToString(config)
+        files[f"{server.name}.options"] = _join_lines([f"--model-config-name={server.name}", *server.options])
     return files
 
 
-def _plan_config(model: TritonModel, node: Node, replicas: Sequence[tuple[int, Replica]]) -> Any:
+def _plan_config(model: TritonModel, server: _Server, instances: Sequence[_Instances]) -> Any:
+    from google.protobuf import text_format
+
     config = type(model.config)()
     config.CopyFrom(model.config)
     if not config.platform:
         config.backend = config.backend or _RUNTIME[0]
     config.ClearField("instance_group")
-    batches = sorted({replica.batch for _, replica in replicas})
-    is_batched = has_leading_batch(model.file)
-    config.max_batch_size = batches[-1] if is_batched else 0
     is_dynamic = config.WhichOneof("scheduling_choice") in (None, "dynamic_batching")
     if is_dynamic:
         config.ClearField("dynamic_batching")
-    if is_dynamic and is_batched and batches[-1] > 1:
-        config.dynamic_batching.preferred_batch_size.extend(batch for batch in batches if batch > 1)
-        longest_ms = max(replica.max_wait_ms for _, replica in replicas)
-        config.dynamic_batching.max_queue_delay_microseconds = round(longest_ms * 1000)
-    on_cpu = {gpu.index for gpu in node.gpus if is_cpu(gpu)}
-    counts: Counter[int] = Counter()
-    for index, replica in replicas:
-        counts[index] += replica.processes
-    for index, count in sorted(counts.items()):
-        group = config.instance_group.add(count=count)
-        group.kind = group.KIND_CPU if index in on_cpu else group.KIND_GPU
-        if index not in on_cpu:
-            group.gpus.append(index)
-    return config
+    return text_format.Merge(server.write_schedule(instances, has_leading_batch(model.file), is_dynamic), config)
 
 
 def describe_limits(deployment: DeploymentMap) -> list[str]:
     """Return remarks on parts of the plan that one Triton server a node does not keep."""
-    shares = {
-        f"{gpu.device} {gpu.index} of {node.name}"
-        for node, gpu, partition, _ in deployment.places()
-        if not is_cpu(gpu) and (partition.mig is not None or len(partition.replicas) > 1)
-    }
-    if not shares:
-        return []
-    return [
-        "a server gives all its models one share of a GPU, and the plan divides "
-        f"{min(shares)}: gpuprof export --to triton makes a server for each replica"
-    ]
+    remarks = set()
+    for server in _list_servers(deployment, by_worker=False):
+        workers = {entry.worker: entry for entry in server.instances}
+        counts = Counter(entry.gpu.index for entry in workers.values())
+        for entry in workers.values():
+            gpu = entry.gpu
+            if not is_cpu(gpu) and (entry.partition.mig is not None or counts[gpu.index] > 1):
+                remarks.add("a server gives all its models one share of a GPU, and the plan divides GPUs")
+            if entry.replica.turns and not server.has_turns:
+                remarks.add(
+                    "a server runs models that take turns at once, on a CPU in time slices of their cores, since "
+                    "Triton's rate limiter would delay one worker for another"
+                )
+            if entry.cores and entry.cores.quota_cores:
+                remarks.add("a server holds models to whole cores, and the plan has parts of a core")
+    return [f"{remark}; gpuprof export --to triton makes a server for each worker" for remark in sorted(remarks)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.domain.map_sources import describe_basis, describe_turns, describe_unshared
+from gpuprof.domain.map_sources import describe_basis, describe_unshared
 from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.export.targets import check_target as check_target
 from gpuprof.export.targets import export as export_map
@@ -119,11 +119,6 @@ def export(
     notes.add(*bundle.notes)
     if to not in ("json", "mig-parted") and (unshared := describe_unshared(resolved)):
         notes.add(f"{unshared[0].lower()}{unshared[1:]}, and nothing makes batches take turns: they run at once")
-    if to == "triton" and (turns := describe_turns(resolved)):
-        notes.add(
-            f"{turns[0].lower()}{turns[1:]}, and Triton's servers know nothing of one another: they run at once, "
-            "each with a context of its own"
-        )
     if basis := describe_basis(resolved):
         notes.add(basis)
     return MapExportResult(notes=notes.all(), files=bundle.files, models=bundle.models, target=to)

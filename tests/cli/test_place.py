@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -12,8 +13,14 @@ from tritonclient.grpc import model_config_pb2
 from gpuprof.cli.main import main
 from gpuprof.cli.maps import group_equal
 from gpuprof.domain.deployment import read_map
+from gpuprof.domain.share import Share
+from gpuprof.export import triton
+from gpuprof.export.triton import describe_limits, read_repository, write_configurations
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.store import COPIES
+from gpuprof.placement.contract import demand, plain_device, problem
+from gpuprof.placement.deploy import to_map
+from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.runtime.free_batch import ensure_dynamic_batch
 from tests.estimators.rows import database, measured_row
 from tests.profiling.models import write_mlp
@@ -317,7 +324,11 @@ def test_the_plan_becomes_configurations_that_keep_every_other_field(
     assert main(["place", "--triton-repository", "repo", "--gpus", "a100-40", "--json"]) == 0
     stderr = capsys.readouterr().err
     assert "text of the repository is not planned: python executes it" in stderr
-    assert "--model-config-name=node0" in stderr
+    assert (
+        "2 configurations into repo: start it with tritonserver --model-repository=repo $(cat repo/node0.options)"
+        in (stderr)
+    )
+    assert (repository / "node0.options").read_text() == "--model-config-name=node0\n"
     assert (repository / "large" / "config.pbtxt").read_text() == before
     for name in ("small", "large"):
         planned = _read(repository / name / "configs" / "node0.pbtxt")
@@ -327,6 +338,37 @@ def test_the_plan_becomes_configurations_that_keep_every_other_field(
         assert planned.max_batch_size >= 1
         if planned.max_batch_size > 1:
             assert list(planned.dynamic_batching.preferred_batch_size) == [planned.max_batch_size]
+
+
+@pytest.mark.parametrize("turns", [(1, 1), (1, 2), (0, 0)])
+def test_turns_are_resources_of_a_server_with_one_worker_and_shares_of_a_cpu_are_cores(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, turns: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(triton, "own_cores", lambda: (0, 1))
+    cpu = replace(plain_device("cpu-2c"), kind="cpu")
+    given = problem([demand("small"), demand("large")], [(cpu, None)])
+    replicas = (
+        PlacedReplica("small", 2, 1, Share(50.0), 9.0, turns=turns[0]),
+        PlacedReplica("large", 1, 1, Share(50.0), 9.0, turns=turns[1]),
+    )
+    deployment = to_map(given, Placement("by hand", (PlacedGpu("cpu-2c", (PlacedPartition(replicas),)),)))
+    files = write_configurations(deployment, read_repository(repository))
+    small, large = (
+        text_format.Parse(files[f"{name}/configs/node0.pbtxt"], model_config_pb2.ModelConfig()).instance_group[0]
+        for name in ("small", "large")
+    )
+    has_one_worker = turns == (1, 1)
+    cores = ["0-0"] if has_one_worker else ["0-0", "1-1"]
+    assert files["node0.options"].split() == [
+        "--model-config-name=node0",
+        *(["--rate-limit=execution_count"] if has_one_worker else []),
+        *(f"--host-policy=cores-{cores},cpu-cores={cores}" for cores in cores),
+    ]
+    assert (small.host_policy, large.host_policy) == (f"cores-{cores[0]}", f"cores-{cores[-1]}")
+    assert small.HasField("rate_limiter") is large.HasField("rate_limiter") is has_one_worker
+    assert any("would delay one worker for another" in remark for remark in describe_limits(deployment)) is (
+        turns == (1, 2)
+    )
 
 
 def _write_ensemble(repository: Path, needed: str = "middle") -> None:
@@ -355,6 +397,18 @@ def test_an_ensemble_is_planned_as_a_chain_in_the_order_of_its_tensors(
     assert not (repository / "whole" / "configs").exists()
     assert _read(repository / "small" / "configs" / "node0.pbtxt").instance_group[0].count == 2  # both services
     capsys.readouterr()
+
+
+def test_an_ensemble_takes_no_larger_batches_than_its_models(repository: Path) -> None:
+    _write_ensemble(repository)
+    config = repository / "whole" / "config.pbtxt"
+    config.write_text(f"max_batch_size: 1024 {config.read_text()}")
+    (repository.parent / "slo.csv").write_text("model,rate_rps,slo_ms\nwhole,100,50\n")
+    assert main(["place", "--triton-repository", "repo", "--gpus", "a100-40"]) == 0
+    steps = [_read(repository / name / "configs" / "node0.pbtxt").max_batch_size for name in ("small", "large")]
+    planned = _read(repository / "whole" / "configs" / "node0.pbtxt")
+    assert planned.max_batch_size == min(steps) < 1024  # Triton refuses to load an ensemble with a larger one
+    assert len(planned.ensemble_scheduling.step) == 2
 
 
 def test_an_ensemble_with_a_tensor_that_no_step_makes_is_refused(

@@ -15,6 +15,7 @@ from tritonclient.grpc import model_config_pb2
 from gpuprof.domain.deployment import DeploymentMap, MigInstance, parse_map
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.export import triton
 from gpuprof.export.ray_serve import ROUTER, deployment_names
 from gpuprof.export.targets import export
 from gpuprof.placement.contract import demand, plain_device, problem, sliced_device
@@ -64,6 +65,40 @@ def test_whoever_starts_tritons_servers_is_told_which_stands_where_and_what_is_n
     unshared = export(parse_map(content, "map"), "triton").files["README.md"]
     assert "| node1-gpu0-b | node1 | 0 | – | none | b | 5 |" in unshared
     assert "run their batches at once and not in turns" in unshared
+
+
+@pytest.mark.parametrize(("own", "first"), [((8, 9, 10, 11), 8), ((0, 1), 0)])
+def test_replicas_that_take_turns_have_a_server_that_runs_one_at_a_time_on_the_cores_of_their_share(
+    monkeypatch: pytest.MonkeyPatch, own: tuple[int, ...], first: int
+) -> None:
+    monkeypatch.setattr(triton, "own_cores", lambda: own)  # others than the planned CPU's: not this one
+    cpu = replace(plain_device("cpu-4c"), kind="cpu")
+    worker = [PlacedReplica(name, 2, 1, Share(50.0), rate, turns=1) for name, rate in (("a", 10.0), ("b", 40.0))]
+    alone = PlacedReplica("c", 2, 2, Share(25.0), 5.0)
+    given = problem([demand("a", 10.0), demand("b", 40.0), demand("c", 5.0)], [(cpu, None)])
+    placement = Placement("by hand", (PlacedGpu("cpu-4c", (PlacedPartition((*worker, alone)),)),))
+    files = export(to_map(given, placement), "triton").files
+    a, b, c = (
+        text_format.Parse(files[f"{path}/config.pbtxt"], model_config_pb2.ModelConfig())
+        for path in ("node0-gpu0-a/a", "node0-gpu0-a/b", "node0-gpu0-c/c")
+    )
+    assert files["node0-gpu0-a/server.options"].split() == [
+        "--rate-limit=execution_count",
+        f"--host-policy=cores-{first}-{first + 1},cpu-cores={first}-{first + 1}",
+    ]
+    assert files["node0-gpu0-c/server.options"].split() == [
+        f"--host-policy=cores-{first + 2}-{first + 2},cpu-cores={first + 2}-{first + 2}"
+    ]
+    (group_a,), (group_b,), (group_c,) = a.instance_group, b.instance_group, c.instance_group
+    assert group_a.rate_limiter.resources == group_b.rate_limiter.resources
+    assert [(resource.count, getattr(resource, "global")) for resource in group_a.rate_limiter.resources] == [(1, True)]
+    # Triton takes the least product of executions and priority: here of 10 and of 40 a second.
+    assert group_a.rate_limiter.priority == 4 * group_b.rate_limiter.priority > 0
+    assert [group.host_policy for group in (group_a, group_b)] == [f"cores-{first}-{first + 1}"] * 2
+    assert (group_c.count, group_c.host_policy) == (2, f"cores-{first + 2}-{first + 2}")
+    assert not group_c.HasField("rate_limiter")
+    assert [m.parameters["intra_op_thread_count"].string_value for m in (a, b, c)] == ["2", "2", "1"]
+    assert "| node0-gpu0-a | node0 | 0 | – | 50% of the cores, by turns 1 | b | 40 |" in files["README.md"]
 
 
 def test_json_is_the_map() -> None:

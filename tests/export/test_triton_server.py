@@ -71,8 +71,8 @@ def test_its_server_refuses_a_configuration_that_is_wrong(repository: Path) -> N
 
 
 @contextmanager
-def _serve(repository: Path, configuration: str, backends: Path) -> Iterator[http.InferenceServerClient]:
-    """Start the server with a backend in Python for ONNX Runtime; yield a client once all models are loaded."""
+def _serve(repository: Path, options: Path, backends: Path) -> Iterator[tuple[http.InferenceServerClient, int]]:
+    """Start the server with a backend in Python for ONNX Runtime; yield a client and the process id."""
     home = SERVER.parents[1]
     shutil.copytree(home / "backends" / "python", backends / "python")
     stub = home / "python_backend_stubs" / f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -85,7 +85,7 @@ def _serve(repository: Path, configuration: str, backends: Path) -> Iterator[htt
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [str(SERVER), f"--model-repository={repository}", f"--backend-directory={backends}"]
-    command += [f"--model-config-name={configuration}", "--allow-grpc=false", "--allow-metrics=false"]
+    command += [*options.read_text().split(), "--allow-grpc=false", "--allow-metrics=false"]
     command += ["--http-address=127.0.0.1", f"--http-port={port}"]
     libraries = {"LD_LIBRARY_PATH": str(home.parents[1] / "nvidia_pytriton.libs")}
     with (backends / "log").open("w") as log:
@@ -93,7 +93,7 @@ def _serve(repository: Path, configuration: str, backends: Path) -> Iterator[htt
     try:
         client = http.InferenceServerClient(f"127.0.0.1:{port}")
         _await_ready(client, server, backends / "log")
-        yield client
+        yield client, server.pid
         client.close()
     finally:
         server.terminate()
@@ -112,26 +112,58 @@ def _await_ready(client: http.InferenceServerClient, server: subprocess.Popen[by
     raise AssertionError(log.read_text())
 
 
+def _list_cores(pid: int) -> dict[str, str]:
+    """Return the allowed cores of a server's instances, which are processes of the backend in Python, by model."""
+    cores = {}
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in path.read_text().split():
+            instance = next(part for part in Path(f"/proc/{child}/cmdline").read_text().split("\0") if "_0_0" in part)
+            status = Path(f"/proc/{child}/status").read_text()
+            cores[instance.removesuffix("_0_0")] = status.partition("Cpus_allowed_list:")[2].split()[0]
+    return cores
+
+
+def _infer(client: http.InferenceServerClient, name: str, width: int) -> bool:
+    tensor = http.InferInput("x", [1, width], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, width), np.float32))
+    return bool(client.infer(name, [tensor]).as_numpy("r1").any())
+
+
 def test_its_server_loads_the_planned_configurations_of_five_models_and_executes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     widths = {f"net{number}": 16 + number for number in range(5)}
+    tensors = {
+        name: " ".join(f'{kind} {{ name: "{tensor}" data_type: TYPE_FP32 dims: {width} }}' for kind, tensor in _TENSORS)
+        for name, width in widths.items()
+    }
     for name, width in widths.items():
         Path("repository", name, "1").mkdir(parents=True)
         write_mlp(Path("repository", name, "1", "model.onnx"), width)
-        tensors = [f'{kind} {{ name: "{tensor}" data_type: TYPE_FP32 dims: {width} }}' for kind, tensor in _TENSORS]
-        text = f'backend: "onnxruntime" max_batch_size: 64 {" ".join(tensors)} instance_group {{ kind: KIND_CPU }}'
+        text = f'backend: "onnxruntime" max_batch_size: 64 {tensors[name]} instance_group {{ kind: KIND_CPU }}'
         Path("repository", name, "config.pbtxt").write_text(text)
     files = [f"{name}=repository/{name}/1/model.onnx" for name in widths]
     assert main(["profile", *files, "--batch", "1,4", "--device", "cpu", "--time-limit", "0.1"]) in (0, 2)
     Path("slo.csv").write_text("model,rate_rps,slo_ms\n" + "".join(f"{name},20,500\n" for name in widths))
     assert main(["place", "--triton-repository", "repository", "--time-limit", "120"]) == 0
-    with _serve(Path("repository"), "node0", tmp_path / "backends") as client:
+    with _serve(Path("repository"), Path("repository/node0.options"), tmp_path / "backends") as (client, pid):
+        cores = _list_cores(pid)
         for name, width in widths.items():
             (group,) = client.get_model_config(name)["instance_group"]
             planned = [replica for *_, replica in read_map(Path("map.json")).places() if replica.model == name]
             assert group["count"] == sum(replica.processes for replica in planned)
-            tensor = http.InferInput("x", [1, width], "FP32")
-            tensor.set_data_from_numpy(np.ones((1, width), np.float32))
-            assert client.infer(name, [tensor]).as_numpy("r1").any()
+            first, last = group["host_policy"].split("-")[1:]
+            assert cores[name] in (first, f"{first}-{last}") and (cores[name] == first) is (first == last)
+            assert _infer(client, name, width)
+    assert main(["export", "--to", "triton", "-o", "workers"]) == 0
+    folders = (path.parent for path in Path("workers").glob("*/server.options"))
+    folder = max(folders, key=lambda folder: len(list(folder.glob("*/config.pbtxt"))))
+    for path in folder.glob("*/config.pbtxt"):  # the compiled backend adds the tensors by itself
+        path.write_text(path.read_text() + tensors[path.parent.name])
+    with _serve(folder, folder / "server.options", tmp_path / "worker-backends") as (client, _):
+        models = [path.parent.name for path in folder.glob("*/config.pbtxt")]
+        assert all(_infer(client, name, widths[name]) for name in models)
+        (group,) = client.get_model_config(models[0])["instance_group"]
+        if len(models) > 1:  # on a CPU of few cores
+            assert group["rate_limiter"]["resources"] == [{"name": "turns", "global": True, "count": 1}]

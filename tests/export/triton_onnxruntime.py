@@ -6,6 +6,8 @@ the backend ``onnxruntime``.
 
 from __future__ import annotations
 
+import ctypes
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,19 @@ import numpy as np
 import onnxruntime as ort
 import triton_python_backend_utils as backend
 
+_set_destructor = ctypes.pythonapi.PyCapsule_SetDestructor
+_set_destructor.argtypes = [ctypes.py_object, ctypes.c_void_p]
+
 
 class TritonPythonModel:
-    """An instance of a model, with a thread of its own."""
+    """An instance of a model, with as many threads as its configuration says, like the compiled backend."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the model of the repository."""
+        parameters = json.loads(args["model_config"]).get("parameters", {})
         options = ort.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.intra_op_num_threads = int(parameters.get("intra_op_thread_count", {}).get("string_value", 0))
+        options.inter_op_num_threads = 1
         file = Path(args["model_repository"], args["model_version"], "model.onnx")
         self._session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
@@ -34,8 +41,15 @@ class TritonPythonModel:
         ends = np.cumsum([len(part) for part in arrays[names[0]]])[:-1]
         results = zip(*(np.split(output, ends) for output in outputs), strict=True)
         labels = [entry.name for entry in self._session.get_outputs()]
-        # By DLPack, since Triton's interpreter was built for NumPy 1 and takes arrays of NumPy 2 to be empty.
         return [
-            backend.InferenceResponse([backend.Tensor.from_dlpack(*pair) for pair in zip(labels, parts, strict=True)])
+            backend.InferenceResponse([_make_tensor(*pair) for pair in zip(labels, parts, strict=True)])
             for parts in results
         ]
+
+
+def _make_tensor(name: str, array: np.ndarray[Any, Any]) -> Any:
+    """Return a tensor by DLPack: Triton's interpreter was built for NumPy 1 and takes arrays of NumPy 2 to be empty."""
+    capsule = array.__dlpack__()
+    # Triton frees the tensor, and gives the capsule a name at which NumPy's destructor raises.
+    _set_destructor(capsule, None)
+    return backend.Tensor.from_dlpack(name, capsule)
