@@ -26,17 +26,16 @@ if TYPE_CHECKING:
     from gpuprof.pipeline.verdicts import SloVerdict
 
 
-#: Space between two columns, as rich's padding makes it.
-_GAP = "   "
+#: Characters between two columns, as rich's padding makes them.
+_GAP = 3
 #: Width of tables in a pipe, which has none of its own.
 _PIPE_COLUMNS = 200
-
-_SUBJECTS = "model policy batch predictor where neighbour first replica place begin_s number verdict"
+#: Columns that identify a row: they stand in every part of a table that is too wide for the terminal.
 _KEYS = (
-    "device dims share share_pct processes beside node gpu mig turns runs setting quantity second end_s suite scenario "
-    "run_id sm_share_pct mig_profile position"
+    "model policy batch predictor where neighbour first replica place begin_s number verdict device dims share "
+    "share_pct processes beside node gpu mig turns setting quantity end_s suite scenario run_id sm_share_pct "
+    "mig_profile position"
 )
-_DERIVED = frozenset({"throughput_rps", "gpus_at_lower_ends"})
 _HEADINGS = {
     "cost_per_hour": "$/h",
     "gpus": "GPUs",
@@ -73,21 +72,6 @@ class Column:
     key: str
     heading: str
     show: Callable[[object], str] | None = None
-
-    @property
-    def is_subject(self) -> bool:
-        """Whether the column is in every part of a table that is too wide for the terminal."""
-        return self.key in _SUBJECTS.split()
-
-    @property
-    def is_key(self) -> bool:
-        """Whether the column is in every part, too, or above the table where all its values are equal."""
-        return self.key in _KEYS.split()
-
-    @property
-    def is_derived(self) -> bool:
-        """Whether the column follows from others, so that a narrow terminal leaves it out."""
-        return self.key in _DERIVED or self.key.endswith("_error")
 
     @property
     def is_joined(self) -> bool:
@@ -222,12 +206,6 @@ class _Cells:
     texts: Sequence[str]
     is_number: bool  #: Numbers stand to the right, and are not wrapped.
 
-    @property
-    def is_common(self) -> bool:
-        """Whether all rows have the same key, or the same source."""
-        is_text = self.column.key.endswith(("source", "sources", "interval")) and not self.is_number
-        return len(set(self.texts)) == 1 and (self.column.is_key or is_text)
-
 
 def _make_cells(rows: Sequence[Mapping[str, object]], column: Column) -> _Cells:
     values, show = [row.get(column.key) for row in rows], column.show
@@ -255,63 +233,29 @@ def _show_value(value: object) -> str:
 
 
 def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column], title: str) -> None:
-    """Print a table of the columns that have a value.
-
-    Where it is wider than the terminal, equal values stand above and derived columns are left out; if that is not
-    enough, the other columns are printed in several tables with the same keys.
-    """
+    """Print a table of the columns that have a value; a table wider than the terminal in parts with the same keys."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
     console = Console()
     if not _has_width(console):
         console.width = _PIPE_COLUMNS
+    if title:
+        console.print(Text(title))
     columns = [column for column in columns if not rows or any(row.get(column.key) not in (None, "") for row in rows)]
-    whole = shown = [_make_cells(rows, column) for column in columns]
-    common, left_out = list[_Cells](), list[_Cells]()
-    if _share_width(shown, console.width) is None:
-        has_subject = any(column.is_subject for column in columns)
-        common = [cells for cells in whole[not has_subject :] if cells.is_common]
-        shown = [cells for cells in whole if cells not in common] or whole[:1]
-    if _share_width(shown, console.width) is None:
-        left_out = [cells for cells in shown if cells.column.is_derived]
-        shown = [cells for cells in shown if cells not in left_out]
-    lines = [_describe_cell(columns, cells.column, cells.texts[0]) for cells in common]
-    for line in filter(None, (title, "; ".join(lines))):
-        console.print(Text(line))
-    for number, part in enumerate(_split_columns(shown, console.width)):
+    for number, part in enumerate(_split_columns([_make_cells(rows, column) for column in columns], console.width)):
+        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        widths: Sequence[int | None] = _share_width(part, console.width) or [None] * len(part)
+        for cells, width in zip(part, widths, strict=True):
+            side: Literal["left", "right"] = "right" if cells.is_number else "left"
+            table.add_column(cells.column.heading, justify=side, width=width, overflow="fold")
+        for texts in zip(*(cells.texts for cells in part), strict=True):
+            table.add_row(*map(Text, texts))
         if number:
             console.print()
-        _print_part(console, part)
-    if left_out:
-        names = ", ".join(_describe_cell(columns, cells.column) for cells in left_out)
-        say(f"not shown at this width: {names} (--json and --csv have everything)")
-
-
-def _describe_cell(columns: Sequence[Column], column: Column, cell: str = "") -> str:
-    """Return a cell with its heading, in natural order: ``latency from measured``, ``share 25%``."""
-    heading = column.heading
-    if column.is_joined:
-        owner = next((other for other in reversed(columns[: columns.index(column)]) if not other.is_joined), column)
-        heading = f"{owner.heading.removesuffix(' ms').removesuffix(' MiB')} {heading}"
-    if heading.endswith(" %") and cell:
-        return f"{heading.removesuffix(' %')} {cell}%"
-    return f"{heading} {cell}".rstrip()
-
-
-def _print_part(console: Console, part: Sequence[_Cells]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    widths: Sequence[int | None] = _share_width(part, console.width) or [None] * len(part)
-    for cells, width in zip(part, widths, strict=True):
-        side: Literal["left", "right"] = "right" if cells.is_number else "left"
-        table.add_column(cells.column.heading, justify=side, width=width, overflow="fold")
-    for texts in zip(*(cells.texts for cells in part), strict=True):
-        table.add_row(*map(Text, texts))
-    console.print(table)
+        console.print(table)
 
 
 def _share_width(part: Sequence[_Cells], width: int) -> list[int] | None:
@@ -324,7 +268,7 @@ def _share_width(part: Sequence[_Cells], width: int) -> list[int] | None:
         words = [*heading.split(), *(lines if cells.is_number else " ".join(lines).split())]
         least.append(max(map(cell_len, words), default=1))
         widths.append(max(map(cell_len, (heading, *lines))))
-    available = width - len(_GAP) * (len(part) - 1)
+    available = width - _GAP * (len(part) - 1)
     if sum(least) > available:
         return None
     while sum(widths) > available:
@@ -334,7 +278,7 @@ def _share_width(part: Sequence[_Cells], width: int) -> list[int] | None:
 
 def _split_columns(shown: Sequence[_Cells], width: int) -> Iterator[Sequence[_Cells]]:
     """Yield the columns of each table: the keys, and as many others as fit beside them."""
-    keys = [cells for cells in shown if cells.column.is_subject or cells.column.is_key] or list(shown[:1])
+    keys = [cells for cells in shown if cells.column.key in _KEYS.split()] or list(shown[:1])
     part, rest = list(keys), [cells for cells in shown if cells not in keys]
     while rest:
         size = next((i for i, cells in enumerate(rest[1:], 1) if not cells.column.is_joined), len(rest))

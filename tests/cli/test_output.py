@@ -94,25 +94,11 @@ def test_a_wide_table_becomes_several_with_the_same_keys_and_whole_numbers(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     print_rows(_REPLICAS, _PLAN, Format.TABLE)
-    captured = capsys.readouterr()
-    lines = captured.out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= max(width, 87) for line in lines)
     parts = [line for line in lines if line.startswith("resnet50") or "resnet50 " in line]
     assert [f"123,{456 + i}" in " ".join(parts) for i in range(5)] == [True] * 5
-    assert (lines[0] == "device a100-80") == (width < 300) == (len(parts) > 1)
-    assert ("not shown at this width: figure 4 off by" in captured.err) == (width < 300)
-
-
-def test_what_all_rows_share_stands_above_with_its_heading(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [
-        {"model": name * 12, "share_pct": 25.0, "latency_ms": 1.0, "latency_source": "measured"}
-        for name in ("net", "cat")
-    ]
-    monkeypatch.setenv("COLUMNS", "50")
-    print_rows(rows, make_columns("model share_pct:share_% latency_ms latency_source"), Format.TABLE)
-    assert capsys.readouterr().out.splitlines()[0].strip() == "share 25%; latency from measured"
+    assert (len(parts) > 1) == (width < 300) and all("a100-80" in line for line in parts)
 
 
 def test_a_seldom_batch_size_is_not_shown_as_none() -> None:
