@@ -12,14 +12,12 @@ from typing import Annotated, ClassVar
 
 import typer
 
+import gpuprof
 from gpuprof.cli.output import Column, Format, make_columns, print_rows, print_text, say_note, show_progress
 from gpuprof.cli.place import DemandOptions
 from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.validation import NotNegative
 from gpuprof.errors import InfeasibleError, InputError
-from gpuprof.pipeline.compare import compare as compare_policies
-from gpuprof.pipeline.compare import compare_databases, compare_gpus
-from gpuprof.pipeline.problem import PlanningOptions
 from gpuprof.pipeline.settings import Names, Settings, option
 from gpuprof.placement.policies import DEFAULT
 
@@ -97,7 +95,7 @@ class DatabaseOptions(Settings):
     )
     markdown: bool = option(False, "Print markdown instead of a table.")
     junit: Path | None = option(
-        None, "JUnit file to write, with a test case for each model, batch and share.", output=True
+        None, "JUnit file to write, with a test case for each model, batch and share.", output="file"
     )
 
 
@@ -105,7 +103,7 @@ def compare(
     databases: DatabaseOptions,
     demands: DemandOptions,
     policies: PolicyListOptions,
-    rules: PlanningOptions,
+    rules: gpuprof.PlanningOptions,
     sides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -130,9 +128,9 @@ def compare(
             if len(policies.policies) > 1:
                 raise InputError(f"--by gpu plans by one policy but got {', '.join(policies.policies)}", "name one")
             policy = (policies.policies or (DEFAULT,))[0]
-            compare_rows = partial(compare_gpus, fleet=demands.gpus or "any", policy=policy)
+            compare_rows = partial(gpuprof.compare_gpus, fleet=demands.gpus or "any", policy=policy)
         else:
-            compare_rows = partial(compare_policies, fleet=demands.gpus, policies=policies.policies or None)
+            compare_rows = partial(gpuprof.compare, fleet=demands.gpus, policies=policies.policies or None)
         result = compare_rows(demands.slo_file, db=demands.db, options=rules, progress=show, note=say_note)
     rows = result.rows()
     _print(rows, _GPU_COLUMNS if is_by_gpu else _COLUMNS, chosen)
@@ -147,7 +145,7 @@ def _compare_databases(sides: Sequence[str], options: DatabaseOptions, db: Path 
         )
     if len(sides) != 2:
         raise InputError(f"compare takes two databases but got {len(sides)}", "gpuprof compare BEFORE AFTER")
-    result = compare_databases(*sides, db=db, threshold_pct=options.threshold_pct, note=say_note)
+    result = gpuprof.compare_databases(*sides, db=db, threshold_pct=options.threshold_pct, note=say_note)
     if options.markdown:
         sys.stdout.write(result.to_markdown())
     elif chosen is Format.TABLE:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+import gpuprof
 from gpuprof.cli.options import DEFAULT_DB, DbOption, Verbs
 from gpuprof.cli.output import Column, Format, print_rows, say_note
 from gpuprof.domain.plural import count_of
@@ -41,9 +42,7 @@ def sql(
     chosen: Format = Format.TABLE,
 ) -> None:
     """Run a read-only SQL query over the tables."""
-    from gpuprof.pipeline.db import query_database
-
-    result = query_database(statement, db=db)
+    result = gpuprof.query_database(statement, db=db)
     rows = result.rows()
     if chosen is Format.TABLE and not rows:
         say_note("no row answers the query")
@@ -74,9 +73,7 @@ def import_measurements(
     chosen: Format = Format.TABLE,
 ) -> None:
     """Import measurements of ParvaGPU, iGniter, the V100 table and Triton Model Analyzer, each file once."""
-    from gpuprof.pipeline.db import import_measurements as bring_in
-
-    rows = bring_in(files, device=device, db=db).rows()
+    rows = gpuprof.import_measurements(files, device=device, db=db).rows()
     _print(("file", "form", "device", "rows", "note"), rows, chosen)
 
 

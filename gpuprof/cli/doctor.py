@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import gpuprof
 from gpuprof.cli.options import DEFAULT_DB, DbOption
 from gpuprof.cli.output import Format, make_columns, print_rows, print_text
 
@@ -16,9 +17,7 @@ _COLUMNS = make_columns("name:what status found:found_→_what_to_do")
 
 def doctor(db: DbOption = DEFAULT_DB, chosen: Format = Format.TABLE) -> None:
     """Print what this machine can do: GPUs, profilers, runtime, cores, disk; nothing is changed."""
-    from gpuprof.pipeline.doctor import doctor as examine
-
-    result = examine(db)
+    result = gpuprof.doctor(db)
     if chosen is Format.TABLE:
         print_text(f"This machine can {result.verdict()}\n")
         print_rows([_table_row(finding) for finding in result.findings], _COLUMNS, chosen)

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
+import gpuprof
 from gpuprof.cli.options import complete_models
 from gpuprof.cli.output import Format, make_columns, print_rows, say_note
 from gpuprof.domain.number_format import NumberFormat
-from gpuprof.pipeline.estimate import EstimateOptions, short_name
-from gpuprof.pipeline.estimate import estimate as predict
+from gpuprof.pipeline.estimate import short_name
 
 _ESTIMATED = make_columns(
     "model dims device share batch beside latency_ms latency_interval:90%_interval latency_source throughput_rps "
@@ -21,7 +21,7 @@ _ESTIMATED = make_columns(
 
 
 def estimate(
-    options: EstimateOptions,
+    options: gpuprof.EstimateOptions,
     models: Annotated[
         list[str] | None,
         typer.Argument(
@@ -32,7 +32,7 @@ def estimate(
     chosen: Format = Format.TABLE,
 ) -> None:
     """Estimate latency, throughput and memory: measured, interpolated between measurements, or predicted."""
-    result = predict(models or (), options)
+    result = gpuprof.estimate(models or (), options)
     say_note(*result.notes)
     rows = [{**row, "latency_interval": _show_interval(row)} for row in result.rows()]
     print_rows(rows, _ESTIMATED, chosen)

@@ -4,65 +4,60 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import typer
+from pydantic import model_validator
 
+import gpuprof
 from gpuprof.cli.options import MapFileArgument, check_output_folder, output_option
 from gpuprof.cli.output import say_note
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
+from gpuprof.export.targets import check_target
+from gpuprof.pipeline.settings import Settings, option
 
 
-def _check_image(context: typer.Context, image: str | None) -> str | None:
-    """Return the image; check that the target has the image it needs, before other steps of a run."""
-    if not context.resilient_parsing and context.params.get("to"):
-        from gpuprof.pipeline.export import check_target
+class ExportOptions(Settings):
+    """Tool to write for, and the folder."""
 
-        check_target(context.params["to"], image)
-    return image
+    to: str | None = option(
+        None,
+        "Tool to write for: json, mig-parted, triton, k8s, k8s-dra, k8s-kai, k8s-hami, kserve, ray-serve or envoy; "
+        "default: mig-parted for a map with MIG instances, else triton.",
+    )
+    output: Path | None = option(
+        None,
+        "Directory to write to; default: a single file is printed, several go to export-TOOL.",
+        "-o",
+        "--output",
+        output="folder",
+    )
+    image: str | None = option(None, "Container image with gpuprof, for Kubernetes and KServe.")
+    allow_changed: bool = option(False, "Export model files that changed since the map was planned.")
+
+    @model_validator(mode="after")
+    def _check_target(self) -> Self:
+        if self.to is not None:
+            check_target(self.to, self.image)
+        return self
 
 
-def export(
-    map_file: MapFileArgument = Path("map.json"),
-    to: Annotated[
-        str | None,
-        typer.Option(
-            help="Tool to write for: json, mig-parted, triton, k8s, k8s-dra, k8s-kai, k8s-hami, kserve, ray-serve or "
-            "envoy; default: mig-parted "
-            "for a map with MIG instances, else triton."
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            callback=check_output_folder,
-            help="Directory to write to; default: a single file is printed, several go to export-TOOL.",
-        ),
-    ] = None,
-    image: Annotated[
-        str | None, typer.Option(callback=_check_image, help="Container image with gpuprof, for Kubernetes and KServe.")
-    ] = None,
-    allow_changed: Annotated[
-        bool, typer.Option("--allow-changed", help="Export model files that changed since the map was planned.")
-    ] = False,
-) -> None:
+def export(options: ExportOptions, map_file: MapFileArgument = Path("map.json")) -> None:
     """Write what another tool needs to run a map."""
-    from gpuprof.pipeline.export import export as export_map
-
-    result = export_map(map_file, to, image=image, allow_changed=allow_changed, note=say_note)
-    is_single = len(result.files) == 1 and not result.models
-    if output is None and to is None and not is_single:
+    result = gpuprof.export(
+        map_file, options.to, image=options.image, allow_changed=options.allow_changed, note=say_note
+    )
+    output, count = options.output, len(result.files) + len(result.models)
+    if output is None and options.to is None and count > 1:
         output = check_output_folder(Path(f"export-{result.target}"))
     if output is not None:
         result.write(output)
-        say_note(f"{count_of(len(result.files) + len(result.models), 'file')} for {result.target} written to {output}")
-    elif is_single:
+        say_note(f"{count_of(count, 'file')} for {result.target} written to {output}")
+    elif count == 1:
         sys.stdout.write(next(iter(result.files.values())))
     else:
-        raise InputError(f"{to} makes {len(result.files) + len(result.models)} files", "name a directory with -o")
+        raise InputError(f"{options.to} makes {count} files", "name a directory with -o")
 
 
 def report(
@@ -78,7 +73,6 @@ def report(
 ) -> None:
     """Write one self-contained HTML page that opens from disk: interactive plots, in light and dark."""
     from gpuprof.pipeline.devices import database_path
-    from gpuprof.pipeline.report import report as write_report
 
     usual = [database_path(None), Path("map.json")]
-    say_note(*write_report(sources or [path for path in usual if path.exists()], output).notes)
+    say_note(*gpuprof.report(sources or [path for path in usual if path.exists()], output).notes)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
+import gpuprof
 from gpuprof.cli.options import ModelsArgument
 from gpuprof.cli.output import Format, make_columns, print_rows, say_note, show_progress
-from gpuprof.pipeline.calibrate import CalibrateOptions
-from gpuprof.pipeline.calibrate import calibrate as fit_interference
-from gpuprof.pipeline.train import EvaluateOptions, TrainOptions
-from gpuprof.pipeline.train import evaluate as compare
-from gpuprof.pipeline.train import train as fit
 
 _COEFFICIENTS = make_columns("of coefficient value unit")
 _RANKED = make_columns(
@@ -18,7 +14,7 @@ _RANKED = make_columns(
 )
 
 
-def calibrate(options: CalibrateOptions, models: ModelsArgument = None, chosen: Format = Format.TABLE) -> None:
+def calibrate(options: gpuprof.CalibrateOptions, models: ModelsArgument = None, chosen: Format = Format.TABLE) -> None:
     """Fit the interference of workloads on a device, for estimates with neighbours.
 
     First measures missing co-locations of MODELs: on a GPU iGniter's eleven configurations and several copies, on a
@@ -27,7 +23,7 @@ def calibrate(options: CalibrateOptions, models: ModelsArgument = None, chosen: 
     --quick only measures a few small networks without neighbours, which scale the estimates for all other models.
     """
     with show_progress() as show:
-        result = fit_interference(models or (), options, progress=show)
+        result = gpuprof.calibrate(models or (), options, progress=show)
     say_note(*result.notes)
     if result.coefficients:
         print_rows(result.coefficients, _COEFFICIENTS, chosen)
@@ -41,10 +37,10 @@ _TRAINED = make_columns(
 )
 
 
-def train(options: TrainOptions, chosen: Format = Format.TABLE) -> None:
+def train(options: gpuprof.TrainOptions, chosen: Format = Format.TABLE) -> None:
     """Fit regressors to the measured ops and models of a device; estimate uses them from then on."""
     with show_progress() as show:
-        result = fit(options, progress=show)
+        result = gpuprof.train(options, progress=show)
     print_rows(result.rows(), _TRAINED, chosen)
     say_note(*result.notes)
 
@@ -55,9 +51,9 @@ _ERRORS = make_columns(
 )
 
 
-def evaluate(options: EvaluateOptions, chosen: Format = Format.TABLE) -> None:
+def evaluate(options: gpuprof.EvaluateOptions, chosen: Format = Format.TABLE) -> None:
     """Compare estimates with held-out measurements: of each architecture, or for any estimator with --estimator."""
     with show_progress() as show:
-        result = compare(options, progress=show)
+        result = gpuprof.evaluate(options, progress=show)
     print_rows(result.rows(), _ERRORS, chosen)
     say_note(*result.notes)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from gpuprof.cli.options import Verbs, duration_option, output_option
+from gpuprof.cli.options import Verbs
 from gpuprof.cli.output import Column, Format, make_columns, print_rows, print_text, say_note, show_progress
 from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.plural import count_of
+from gpuprof.domain.validation import Count
 from gpuprof.errors import PluginError
-
-if TYPE_CHECKING:
-    from gpuprof.lab.laboratory import DrawnFigure
+from gpuprof.lab.laboratory import DrawnFigure, LabSettings, draw, figure_titles, run, write_page
+from gpuprof.lab.scenarios import suite_names
+from gpuprof.pipeline.settings import Settings, option
+from gpuprof.placement.policies import DEFAULT
 
 app = Verbs(help="Run scheduling experiments: papers' scenarios and figures, any policy.")
 
@@ -25,34 +27,40 @@ _COLUMNS = make_columns(
 )
 _NUMBERS = make_columns("number where printed here verdict")
 
-PoliciesOption = Annotated[
-    list[str] | None,
-    typer.Option(
+
+class PolicyOptions(Settings):
+    """Policies, and the page of results."""
+
+    policies: tuple[str, ...] = option(
+        (),
+        "Policies separated by commas: names, name+option=value, or module:Class. May be repeated.",
         "--policy",
-        help="Policies separated by commas: names, name+option=value, or module:Class. May be repeated.",
-        show_default=False,
-    ),
-]
-DataOption = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="GPUPROF_LAB_DATA",
-        help="Folder of the papers' measurements, fetched unless they are there; default: lab/published.",
-    ),
-]
-JobsOption = Annotated[int, typer.Option(min=1, help="Processes that run at once.")]
-LimitOption = Annotated[
-    float | None, duration_option("--time-limit", "Longest search of a policy; default: the scenario's, mostly 5s.")
-]
-PageOption = Annotated[Path | None, output_option("HTML page to write, with tables and charts.", show_default=False)]
+        repeated=True,
+    )
+    output: Path | None = option(None, "HTML page to write, with tables and charts.", "-o", "--output", output="file")
 
 
-def _split(texts: Sequence[str] | None) -> list[str]:
-    return [name.strip() for text in texts or () for name in text.split(",") if name.strip()]
+class SweepOptions(Settings):
+    """Estimators, and variations of each scenario."""
+
+    estimators: tuple[str, ...] = option(
+        (), "Estimators to plan with, by name or module:Class; default: the scenario's.", "--estimator", repeated=True
+    )
+    vary: tuple[str, ...] = option(
+        (), "Sweep rate, slo or gpus: rate=0.5..2, slo=0.8,1,1.2, gpus=1..6. May be repeated.", repeated=True
+    )
+    seeds: Count = option(1, "Seeds of policies and simulated requests.")
+
+
+def _split(texts: Sequence[str]) -> list[str]:
+    return [name.strip() for text in texts for name in text.split(",") if name.strip()]
 
 
 @app.command("run")
 def run_suites(
+    policies: PolicyOptions,
+    sweep: SweepOptions,
+    settings: LabSettings,
     suites: Annotated[
         list[str],
         typer.Argument(
@@ -60,34 +68,17 @@ def run_suites(
             help="Suites parvagpu, parvagpux10, igniter, thesis, usher; a scenario as thesis/vision; or a folder.",
         ),
     ],
-    policy: PoliciesOption = None,
-    estimator: Annotated[
-        list[str] | None,
-        typer.Option("--estimator", help="Estimators to plan with, by name or module:Class; default: the scenario's."),
-    ] = None,
-    vary: Annotated[
-        list[str] | None,
-        typer.Option("--vary", help="Sweep rate, slo or gpus: rate=0.5..2, slo=0.8,1,1.2, gpus=1..6. May be repeated."),
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds of policies and simulated requests.")] = 1,
-    output: PageOption = None,
-    data: DataOption = None,
-    jobs: JobsOption = 2,
-    time_limit: LimitOption = None,
     chosen: Format = Format.TABLE,
 ) -> None:
     """Place each scenario of SUITEs by each policy, simulate the maps, and compare."""
-    from gpuprof.lab.laboratory import LabSettings, run, write_page
-    from gpuprof.placement.policies import DEFAULT
-
     with show_progress() as show:
         result = run(
             suites,
-            _split(policy) or [DEFAULT],
-            estimators=_split(estimator),
-            vary=vary or (),
-            seeds=seeds,
-            settings=LabSettings(data=data, jobs=jobs, time_limit_s=time_limit),
+            _split(policies.policies) or [DEFAULT],
+            estimators=_split(sweep.estimators),
+            vary=sweep.vary,
+            seeds=sweep.seeds,
+            settings=settings,
             progress=show,
         )
     rows = result.rows()
@@ -97,37 +88,31 @@ def run_suites(
             f"{row['policy']}, {row['suite']}/{row['scenario']}: {row['reason']}" for row in rows if row["reason"]
         )
         say_note(*dict.fromkeys(reasons))
-    if output is not None:
-        say_note(f"wrote {write_page(output, result)}")
+    if policies.output is not None:
+        say_note(f"wrote {write_page(policies.output, result)}")
     if failed := sum(bool(record.get("has_failed")) for record in result.records):
         raise PluginError(f"a policy or estimator failed in {failed} of {count_of(len(rows), 'cell')}")
 
 
 @app.command("figure")
 def draw_figures(
+    policies: PolicyOptions,
+    settings: LabSettings,
     names: Annotated[
         list[str], typer.Argument(metavar="NAME...", help="Figures from gpuprof lab list, or a paper for all its own.")
     ],
-    policy: PoliciesOption = None,
-    output: PageOption = None,
-    data: DataOption = None,
-    jobs: JobsOption = 2,
-    time_limit: LimitOption = None,
     chosen: Format = Format.TABLE,
 ) -> None:
     """Reproduce the papers' figures, also with further policies; compare each published number with ours."""
-    from gpuprof.lab.laboratory import LabSettings, draw, write_page
-
-    settings = LabSettings(data=data, jobs=jobs, time_limit_s=time_limit)
     with show_progress() as show:
-        result = draw(names, _split(policy), settings=settings, progress=show)
+        result = draw(names, _split(policies.policies), settings=settings, progress=show)
     if chosen is Format.TABLE:
         for figure in result.figures:
             _print_figure(figure)
     else:
         print_rows(result.rows(), _NUMBERS, chosen)
-    if output is not None:
-        say_note(f"wrote {write_page(output, result)}")
+    if policies.output is not None:
+        say_note(f"wrote {write_page(policies.output, result)}")
 
 
 def _print_figure(figure: DrawnFigure) -> None:
@@ -144,9 +129,6 @@ def _print_figure(figure: DrawnFigure) -> None:
 @app.command("list")
 def list_all(chosen: Format = Format.TABLE) -> None:
     """List the papers' figures and the suites."""
-    from gpuprof.lab.laboratory import figure_titles
-    from gpuprof.lab.scenarios import suite_names
-
     rows = [{"name": name, "kind": "suite", "title": ", ".join(names)} for name, names in suite_names().items()]
     rows += [{"name": name, "kind": "figure", "title": title} for name, title in figure_titles().items()]
     print_rows(rows, make_columns("name kind title"), chosen)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+import gpuprof
 from gpuprof.cli.output import (
     Format,
     VerdictOptions,
@@ -21,8 +22,7 @@ from gpuprof.cli.output import (
 )
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
-from gpuprof.pipeline.load import DEFAULT_URL, LoadResult, LoadTraffic, ServerAccess
-from gpuprof.pipeline.load import load as load_server
+from gpuprof.pipeline.load import DEFAULT_URL
 from gpuprof.pipeline.verdicts import check_output
 
 _SENT = make_columns("model rate_rps:sent/s")
@@ -47,8 +47,8 @@ _SLOWEST_COLUMNS = make_columns(
 
 
 def load(
-    traffic: LoadTraffic,
-    access: ServerAccess,
+    traffic: gpuprof.LoadTraffic,
+    access: gpuprof.ServerAccess,
     verdicts: VerdictOptions,
     target: Annotated[
         str | None,
@@ -74,7 +74,7 @@ def load(
     if verdicts.output is not None:
         check_output(verdicts.output)
     with show_progress(refresh_between=False) as show:
-        result = load_server(
+        result = gpuprof.load(
             address,
             map_path,
             traffic=traffic,
@@ -105,7 +105,7 @@ def _split_target(target: str | None, map_file: Path | None) -> tuple[Path | Non
     return map_file, target
 
 
-def _show(result: LoadResult, chosen: Format, verbose: bool = False) -> None:
+def _show(result: gpuprof.LoadResult, chosen: Format, verbose: bool = False) -> None:
     rows: Sequence[Mapping[str, object]] = result.rows()
     if chosen is Format.JSON:
         print_json(result.rows_with_stages())
@@ -117,7 +117,7 @@ def _show(result: LoadResult, chosen: Format, verbose: bool = False) -> None:
             _show_tables(result, rows)
 
 
-def _show_tables(result: LoadResult, rows: Sequence[Mapping[str, object]]) -> None:
+def _show_tables(result: gpuprof.LoadResult, rows: Sequence[Mapping[str, object]]) -> None:
     stages = result.stage_rows()
     print_text("")
     answered = [{**row, **{column.key: row[column.key] or None for column in _NOT_ANSWERED}} for row in rows]

@@ -9,22 +9,21 @@ from typing import Annotated
 
 import typer
 
+import gpuprof
 from gpuprof.cli.options import MapFileArgument
 from gpuprof.cli.output import Format, make_columns, print_json, print_rows, print_text, say_note, show_progress
 from gpuprof.domain.map_sources import record_basis
 from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.plural import count_of
-from gpuprof.pipeline.check import CheckOptions
-from gpuprof.pipeline.check import check as check_map
-from gpuprof.pipeline.explain import ExplainOptions
-from gpuprof.pipeline.explain import explain as explain_model
 
 _FAULTS = make_columns("rule where times message:what_is_wrong")
 
 
-def check(options: CheckOptions, map_file: MapFileArgument = Path("map.json"), chosen: Format = Format.TABLE) -> None:
+def check(
+    options: gpuprof.CheckOptions, map_file: MapFileArgument = Path("map.json"), chosen: Format = Format.TABLE
+) -> None:
     """Check geometry, shares, memory, rates and SLOs of a map; exit 1 when it breaks a rule."""
-    result = check_map(map_file, options, note=say_note)
+    result = gpuprof.check(map_file, options, note=say_note)
     rows = result.rows()
     if chosen is Format.JSON:
         basis = record_basis(result.deployment)
@@ -66,7 +65,7 @@ _WHAT_IFS = make_columns("change:demand gpus:devices shares:replicas missing_rps
 
 
 def explain(
-    options: ExplainOptions,
+    options: gpuprof.ExplainOptions,
     map_file: MapFileArgument = Path("map.json"),
     model: Annotated[
         str,
@@ -84,7 +83,7 @@ def explain(
     if not model and not map_file.exists() and map_file.suffix != ".json":
         map_file, model = Path("map.json"), str(map_file)
     with show_progress() as show:
-        result = explain_model(map_file, model, options, progress=show, note=say_note)
+        result = gpuprof.explain(map_file, model, options, progress=show, note=say_note)
     places, choices, changes = result.place_rows(), result.rows(), result.what_if_rows()
     neighbours = result.neighbour_rows()
     if chosen is Format.CSV:

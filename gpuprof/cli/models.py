@@ -7,13 +7,11 @@ from typing import Annotated
 
 import typer
 
+import gpuprof
 from gpuprof.cli.options import NetworksArgument, Verbs, complete_devices, output_option
 from gpuprof.cli.output import Format, make_columns, mebibytes, print_rows, say_note, show_progress
 from gpuprof.domain.deployment import LARGEST_BATCH
 from gpuprof.errors import InputError
-from gpuprof.pipeline.merge import MergeSettings
-from gpuprof.pipeline.merge import merge as merge_models
-from gpuprof.pipeline.merge import similarity as compare
 
 zoo = Verbs(help="Build standard networks as ONNX files with random weights, offline, or change a network's batch.")
 
@@ -28,9 +26,7 @@ Batch = Annotated[str, typer.Option("--batch", help="Batch size, or dynamic for 
 @zoo.command("list")
 def list_networks(chosen: Format = Format.TABLE) -> None:
     """List the networks that can be built."""
-    from gpuprof.pipeline.zoo import list_models
-
-    rows = list_models().rows()
+    rows = gpuprof.list_models().rows()
     if chosen is not Format.TABLE:
         print_rows(rows, _NETWORKS, chosen)
         return
@@ -49,9 +45,7 @@ def build_network(
     ] = 0,
 ) -> None:
     """Build a network; it goes to NAME.onnx unless -o says otherwise."""
-    from gpuprof.pipeline.zoo import build_model
-
-    path = build_model(name, output, batch=_batch(batch), seed=seed)
+    path = gpuprof.build_model(name, output, batch=_batch(batch), seed=seed)
     say_note(f"wrote {path} ({path.stat().st_size / 2**20:.1f} MiB)")
 
 
@@ -87,7 +81,7 @@ def similarity(models: NetworksArgument, chosen: Format = Format.TABLE) -> None:
     from gpuprof.merging.similarity import text_map
 
     with show_progress() as show:
-        result = compare(models, progress=show)
+        result = gpuprof.similarity(models, progress=show)
     print_rows(result.rows(), _MODELS, chosen)
     if chosen is Format.TABLE:
         for pair in result.pairs:
@@ -106,7 +100,7 @@ _SUMMARY = make_columns(
 def merge(
     models: NetworksArgument,
     output: Annotated[Path, output_option("File to write.")],
-    settings: MergeSettings,
+    settings: gpuprof.MergeSettings,
     device: Annotated[
         str | None, typer.Option(autocompletion=complete_devices, help="Device that the gain is predicted for.")
     ] = "cpu",
@@ -116,6 +110,6 @@ def merge(
 
     --json lists every operator and output.
     """
-    merged = merge_models(models, output, settings=settings, device=device)
+    merged = gpuprof.merge(models, output, settings=settings, device=device)
     say_note(*merged.notes)
     print_rows(merged.rows(), _SUMMARY, chosen)

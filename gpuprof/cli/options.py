@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
+from keyword import iskeyword
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -140,16 +141,20 @@ def _with_options(verb: Callable[..., None]) -> Callable[..., None]:
         else:
             parameters[name] = parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
 
-    @functools.wraps(verb)
-    def flat(**arguments: Any) -> None:
+    def read_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
         values = {name: value for name, value in arguments.items() if name in hints}
         for name, kind in hints.items():
             if name in groups:
                 values[name] = _fill(groups[name], arguments)
             elif kind is Format:
                 values[name] = chosen_format(arguments["as_json"], arguments["as_csv"])
-        verb(**values)
+        return values
 
+    @functools.wraps(verb)
+    def flat(**arguments: Any) -> None:
+        verb(**read_values(arguments))
+
+    flat.read_values = read_values  # type: ignore[attr-defined]  # checks a command line without running it
     # typer reads the signature and the annotations, which `wraps` has taken from the verb.
     flat.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
     flat.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
@@ -181,8 +186,9 @@ def _make_option(group: type[Settings], name: str, field: FieldInfo) -> inspect.
     details: dict[str, Any] = {"help": field.description, "metavar": option.metavar, "envvar": option.envvar}
     kind: Any = float
     if option.unit is not None:
-        timed = duration_option(flag, "", unit=option.unit)
-        details |= {"parser": timed.parser, "metavar": timed.metavar}
+        # Defaults come through the parser as well.
+        parse = functools.partial(parse_duration, what=flag, takes_zero=True, unit=option.unit)
+        details |= {"parser": lambda value: parse(str(value)), "metavar": "TIME"}
     elif option.repeated:
         kind, default = list[str], default or None
     else:
@@ -190,7 +196,7 @@ def _make_option(group: type[Settings], name: str, field: FieldInfo) -> inspect.
         if kind is str and isinstance(default, tuple | list):
             default = ",".join(map(str, default)) or None
     if option.output:
-        details["callback"] = check_output_file
+        details["callback"] = check_output_file if option.output == "file" else check_output_folder
     if option.values is not None:
         details["autocompletion"] = _COMPLETERS[option.values]
     if option.unset:
@@ -199,6 +205,7 @@ def _make_option(group: type[Settings], name: str, field: FieldInfo) -> inspect.
         kind = kind | None
     typer_option = typer.Option(*(option.flags or (flag,)), rich_help_panel=option.panel or group.title, **details)
     parameter = flag[2:].replace("-", "_")
+    parameter += "_" * iskeyword(parameter)
     return inspect.Parameter(
         parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, typer_option]
     )
@@ -222,16 +229,6 @@ def _command_line_type(kinds: set[Any]) -> Any:
     if len(single) == 1 and inspect.isclass(only := next(iter(single))) and issubclass(only, bool | int | float | Enum):
         return only
     return str
-
-
-def duration_option(name: str, help_text: str, *, unit: str = "s") -> Any:
-    """Return an option whose value is a number of ``unit``; ``name``: the option's name in messages."""
-
-    def parse_given(value: str | float) -> float:
-        # Defaults come here as well.
-        return parse_duration(str(value), name, takes_zero=True, unit=unit)
-
-    return typer.Option(parser=parse_given, metavar="TIME", help=help_text)
 
 
 def check_output_file(path: Path | None) -> Path | None:

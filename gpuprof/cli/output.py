@@ -319,7 +319,11 @@ class VerdictOptions(Settings):
     db: Path | None = option(None, "Kernel database, for another estimator.")
     estimator: str | None = option(None, "Estimator of the predicted times; default: the times in the map.")
     output: Path | None = option(
-        None, "File to write to, too: results as .json, verdicts as .md or JUnit's .xml.", "-o", "--output", output=True
+        None,
+        "File to write to, too: results as .json, verdicts as .md or JUnit's .xml.",
+        "-o",
+        "--output",
+        output="file",
     )
     verbose: bool = option(False, "Print all tables and remarks.", "--verbose", "-v")
     no_fail: bool = option(False, "Exit with code 0 even when an SLO was missed.")

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-import typer
-
-from gpuprof.cli.options import complete_policies
+import gpuprof
 from gpuprof.cli.output import Format, make_columns, print_json, print_rows, print_text, say_note, show_progress
 from gpuprof.domain.map_sources import describe_basis, describe_certainty, describe_sources, record_basis, summarize_map
 from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.plural import count_of
 from gpuprof.domain.validation import collect_distinct
-from gpuprof.pipeline.place import MapOutput, PlaceResult
-from gpuprof.pipeline.place import place as place_models
-from gpuprof.pipeline.problem import PlanningOptions
 from gpuprof.pipeline.settings import Settings, option
 from gpuprof.placement.policies import DEFAULT, make_policy
 
@@ -42,47 +37,40 @@ class DemandOptions(Settings):
     db: Path | None = option(None, "Kernel database.")
 
 
+class PolicyOptions(Settings):
+    """Policy, and the running map."""
+
+    title: ClassVar[str] = "Search"
+
+    policy: str = option(DEFAULT, "Policy by name, or package.module:Class.", values="policies")
+    policy_option: tuple[str, ...] = option(
+        (), "Option of the policy as KEY=VALUE; may be repeated.", "-O", "--policy-option", repeated=True
+    )
+    previous: Path | None = option(
+        None,
+        "Running map; among equally good maps, that with the fewest moved replicas is taken.",
+        "--from",
+        metavar="MAP",
+        panel="Output",
+    )
+
+
 def place(
     demands: DemandOptions,
-    rules: PlanningOptions,
-    output: MapOutput,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=complete_policies,
-            help="Policy by name, or package.module:Class; default: optimal.",
-            rich_help_panel="Search",
-        ),
-    ] = None,
-    policy_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-O",
-            "--policy-option",
-            help="Option of the policy as KEY=VALUE; may be repeated.",
-            rich_help_panel="Search",
-        ),
-    ] = None,
-    previous: Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            metavar="MAP",
-            help="Running map; among equally good maps, that with the fewest moved replicas is taken.",
-            rich_help_panel="Output",
-        ),
-    ] = None,
+    rules: gpuprof.PlanningOptions,
+    search: PolicyOptions,
+    output: gpuprof.MapOutput,
     chosen: Format = Format.TABLE,
 ) -> None:
     """Decide which replicas run where, so that every SLO is kept at the least cost, and write the map."""
     with show_progress() as show:
-        result = place_models(
+        result = gpuprof.place(
             demands.slo_file,
             fleet=demands.gpus,
             db=demands.db,
-            policy=make_policy(policy or DEFAULT, parse_pairs(policy_option or ())),
+            policy=make_policy(search.policy, parse_pairs(search.policy_option)),
             options=rules,
-            previous=previous,
+            previous=search.previous,
             output=output,
             progress=show,
             note=say_note,
@@ -100,7 +88,7 @@ def place(
         )
 
 
-def print_map(result: PlaceResult, chosen: Format) -> None:
+def print_map(result: gpuprof.PlaceResult, chosen: Format) -> None:
     """Print the replicas of a map and, in a table, the predictions for the whole map."""
     deployment, rows = result.deployment, result.rows()
     if chosen is Format.JSON:

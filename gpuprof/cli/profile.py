@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import gpuprof
 from gpuprof.cli.options import ModelsArgument
 from gpuprof.cli.output import Format, make_columns, print_rows, say, say_note, show_progress
-from gpuprof.pipeline.profile import ProfileSettings, ProfileWorkloads, ReportSettings, ingest_reports
-from gpuprof.pipeline.profile import profile as measure
+from gpuprof.pipeline.profile import ReportSettings, ingest_reports
 
 _COLUMNS = make_columns(
     "model dims batch share processes device latency_p50_ms latency_p99_ms throughput_rps memory_peak_bytes "
@@ -18,8 +18,8 @@ _REPORT_COLUMNS = make_columns(
 
 
 def profile(
-    workloads: ProfileWorkloads,
-    settings: ProfileSettings,
+    workloads: gpuprof.ProfileWorkloads,
+    settings: gpuprof.ProfileSettings,
     reports: ReportSettings,
     models: ModelsArgument = None,
     chosen: Format = Format.TABLE,
@@ -34,7 +34,7 @@ def profile(
         print_rows(ingested.rows(), _REPORT_COLUMNS, chosen)
         return
     with show_progress() as show:
-        result = measure(models or [], workloads, settings=settings, progress=show)
+        result = gpuprof.profile(models or [], workloads, settings=settings, progress=show)
     print_rows(result.rows(), _COLUMNS, chosen)
     say_note(*result.notes)
     for reason in result.lost:

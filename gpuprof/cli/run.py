@@ -358,7 +358,8 @@ class _StepReader:
         values = {name: Path(str(value)).name if name in _OUTPUTS else value for name, value in arguments.items()}
         operands, options = _list_words(command, values)
         try:
-            command.make_context(" ".join(verb), [*options, *operands])
+            context = command.make_context(" ".join(verb), [*options, *operands])
+            command.callback.read_values(context.params)
         except GpuprofError as error:
             raise self._file.error(where, error.message, error.fix) from None
         except Exception as error:  # some typer versions copy click: its errors are recognised by their attributes

@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
+import gpuprof
 from gpuprof.cli.output import Format, make_columns, print_rows, say, say_note
 from gpuprof.domain.plural import count_of
-from gpuprof.pipeline.serve import ServeSettings, run_map_server
-from gpuprof.pipeline.serve import apply as apply_map
+from gpuprof.pipeline.serve import run_map_server
 
 
 def serve(
-    settings: ServeSettings,
+    settings: gpuprof.ServeSettings,
     map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map, as gpuprof place writes it.")] = Path(
         "map.json"
     ),
@@ -38,8 +38,10 @@ _CHANGES = make_columns("replica change reason")
 
 def apply(
     map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Map to serve from now on.")],
-    port: Annotated[int, typer.Option(help="HTTP port of the server.", min=1, max=65535)] = ServeSettings().port,
+    port: Annotated[
+        int, typer.Option(help="HTTP port of the server.", min=1, max=65535)
+    ] = gpuprof.ServeSettings().port,
     chosen: Format = Format.TABLE,
 ) -> None:
     """Move the server on this machine to MAP; only changed replicas are restarted, and no request is lost."""
-    print_rows(apply_map(map_file, port=port).rows(), _CHANGES, chosen)
+    print_rows(gpuprof.apply(map_file, port=port).rows(), _CHANGES, chosen)

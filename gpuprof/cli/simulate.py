@@ -8,6 +8,7 @@ from pathlib import Path
 
 import typer
 
+import gpuprof
 from gpuprof.cli.options import MapFileArgument
 from gpuprof.cli.output import (
     Format,
@@ -22,15 +23,13 @@ from gpuprof.cli.output import (
 from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
-from gpuprof.pipeline.simulate import Rescheduling, ServiceSettings, SimulatedTraffic, SimulateResult
-from gpuprof.pipeline.simulate import simulate as simulate_map
 from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
 
 
 def simulate(
-    traffic: SimulatedTraffic,
-    service: ServiceSettings,
-    rescheduling: Rescheduling,
+    traffic: gpuprof.SimulatedTraffic,
+    service: gpuprof.ServiceSettings,
+    rescheduling: gpuprof.Rescheduling,
     verdicts: VerdictOptions,
     map_file: MapFileArgument = Path("map.json"),
     chosen: Format = Format.TABLE,
@@ -40,7 +39,7 @@ def simulate(
     if rescheduling.policies and not is_rescheduled:
         raise InputError("--policy says how to reschedule", "add --reschedule 60s")
     with show_progress() as show:
-        result = simulate_map(
+        result = gpuprof.simulate(
             map_file,
             traffic,
             service=service,
@@ -84,7 +83,7 @@ _POLICIES = make_columns(
 )
 
 
-def show_outcome(result: SimulateResult, chosen: Format, verbose: bool = False) -> None:
+def show_outcome(result: gpuprof.SimulateResult, chosen: Format, verbose: bool = False) -> None:
     """Print the verdicts and, if ``verbose``, tables of all figures; as JSON everything, as CSV the models."""
     if chosen is Format.JSON:
         print_json(result.document())

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
+import gpuprof
 from gpuprof.cli.options import Verbs, output_option
 from gpuprof.cli.output import Format, make_columns, print_rows, say_note
 from gpuprof.domain.plural import count_of
@@ -57,15 +58,13 @@ def make(
     seed: Annotated[int, typer.Option(help="Seed of the trace.", min=0)] = 0,
 ) -> None:
     """Write a trace of an arrival process, or of a recorded day of Azure Functions."""
-    from gpuprof.pipeline.trace import read_azure_trace, record_trace
-
     if process.azure is None:
         rates_rps, duration_s = process.list_rates(), process.duration_s
-        result = record_trace(rates_rps, arrivals=process.arrivals, duration_s=duration_s, seed=seed)
+        result = gpuprof.record_trace(rates_rps, arrivals=process.arrivals, duration_s=duration_s, seed=seed)
     elif process.rates_rps or process.slo_file or not process.models:
         raise InputError("--azure takes its requests from the file", "name the models with --models, and no rates")
     else:
-        result = read_azure_trace(process.azure, process.models, seed=seed)
+        result = gpuprof.read_azure_trace(process.azure, process.models, seed=seed)
     result.write(output)
     trace = result.trace
     requests = f"{count_of(trace.requests, 'request')} of {count_of(len(trace.times), 'model')}"
@@ -78,9 +77,7 @@ def show(
     chosen: Format = Format.TABLE,
 ) -> None:
     """Print rate, peak, burstiness and gaps of each model, and its rate over time."""
-    from gpuprof.pipeline.trace import show_trace
-
-    result = show_trace(trace_file)
+    result = gpuprof.show_trace(trace_file)
     if chosen is not Format.TABLE:
         print_rows(result.rows(), _COLUMNS[:-1], chosen)
         return

@@ -11,17 +11,19 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from gpuprof.domain.catalogue import datasets
 from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.file_access import write_atomically
 from gpuprof.domain.number_format import NumberFormat
+from gpuprof.domain.validation import Count, Positive
 from gpuprof.errors import InputError, refuse_unwritable, unknown_name
 from gpuprof.lab.cells import LabCell, Record, parse_policy, read_records, run_cells
 from gpuprof.lab.scenarios import Scenario, list_scenarios
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.result import Progress, ProgressCallback, Result, say_nothing
+from gpuprof.pipeline.settings import Settings, option
 from gpuprof.placement.policies import Policy, describe_policy
 from gpuprof.reporting.chart import Axis, Chart, Line, group_bars
 from gpuprof.reporting.document import Section, Table, page
@@ -310,8 +312,6 @@ _COMPARISONS: Mapping[str, Any] = {
 }
 
 
-#: Environment variable for the folder of published data.
-DATA_VARIABLE = "GPUPROF_LAB_DATA"
 #: Columns of `LabResult.rows`: numbers and short texts of each record.
 COLUMNS = (
     "suite", "scenario", "policy", "estimator", "database", "gpus_allowed", "rate", "slo", "gpus_varied", "seed",
@@ -322,21 +322,25 @@ _SPREAD_POINTS = 5
 _VARIED = ("rate", "slo", "gpus")
 
 
-@dataclass(frozen=True, slots=True)
-class LabSettings:
+class LabSettings(Settings):
     """Storage and execution of an experiment."""
 
-    #: Folder for databases and ``results.jsonl``; a later run with the same cells resumes there.
-    work: PathArgument = "lab"
-    #: Folder of published data, which are fetched into it unless they are there; None: ``GPUPROF_LAB_DATA``, or
-    #: ``published`` in ``work``.
-    data: PathArgument | None = None
-    jobs: int = 2  #: Number of worker processes.
-    time_limit_s: float | None = None  #: Longest search of a policy; None: the scenario's.
+    title: ClassVar[str] = "Experiment"
+
+    work: Path = option(Path("lab"), "Folder of databases and results, at which a later run of the same cells resumes.")
+    data: Path | None = option(
+        None,
+        "Folder of the papers' measurements, fetched unless they are there; default: published in --work.",
+        envvar="GPUPROF_LAB_DATA",
+    )
+    jobs: Count = option(2, "Processes that run at once.")
+    time_limit_s: Positive | None = option(
+        None, "Longest search of a policy; default: the scenario's, mostly 5s.", "--time-limit", unit="s"
+    )
 
     def data_folder(self) -> Path:
         """Return the folder of published data."""
-        return Path(self.data or os.environ.get(DATA_VARIABLE) or Path(self.work) / "published")
+        return self.data or Path(os.environ.get("GPUPROF_LAB_DATA") or self.work / "published")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,7 +386,7 @@ def run(
     estimators: Sequence[str | Estimator] = (),
     vary: Sequence[str] = (),
     seeds: int = 1,
-    settings: LabSettings = LabSettings(),
+    settings: LabSettings = LabSettings(),  # noqa: B008 - frozen
     progress: ProgressCallback = say_nothing,
 ) -> LabResult:
     """Run every scenario of the suites by every policy, and simulate the maps.
@@ -407,7 +411,7 @@ def run(
     Examples
     --------
     >>> import tempfile
-    >>> done = run(["thesis/example1"], ["ffd", "usher"], settings=LabSettings(tempfile.mkdtemp(), jobs=1))
+    >>> done = run(["thesis/example1"], ["ffd", "usher"], settings=LabSettings(work=tempfile.mkdtemp(), jobs=1))
     >>> done.to_frame()[["scenario", "policy", "gpus"]].to_dict("list")
     {'scenario': ['example1', 'example1'], 'policy': ['ffd', 'usher'], 'gpus': [4, 4]}
     """
@@ -423,7 +427,7 @@ def run(
         for estimator in estimators or (None,)
         for seed in range(seeds)
     ]
-    records = run_cells(cells, Path(settings.work), data, settings.jobs, _relay(progress))
+    records = run_cells(cells, settings.work, data, settings.jobs, _relay(progress))
     return LabResult(records=tuple(records), figures=tuple(_draw_completed(suites, policies, settings)))
 
 
@@ -431,7 +435,7 @@ def _draw_completed(
     suites: Sequence[str], policies: Sequence[str | Policy], settings: LabSettings
 ) -> Iterator[DrawnFigure]:
     """Yield the figures of the papers by those policies of which every cell is among the results."""
-    done = read_records(Path(settings.work) / "results.jsonl")
+    done = read_records(settings.work / "results.jsonl")
     papers = {name.partition("-")[0] for name in figure_titles()}
     for name in select_figures([suite for suite in suites if suite in papers]):
         figure = make_figure(name, settings.data_folder(), policies)
@@ -451,7 +455,7 @@ def draw(
     names: Sequence[str],
     policies: Sequence[str | Policy] = (),
     *,
-    settings: LabSettings = LabSettings(),
+    settings: LabSettings = LabSettings(),  # noqa: B008 - frozen
     progress: ProgressCallback = say_nothing,
 ) -> FigureResult:
     """Run figures of the papers, with further policies in them.
@@ -463,7 +467,7 @@ def draw(
     figures = [make_figure(name, data, policies) for name in select_figures(names)]
     cells = [figure.cells(settings.time_limit_s) for figure in figures]
     flat = [cell for by_label in cells for cell in by_label.values()]
-    records = iter(run_cells(flat, Path(settings.work), data, settings.jobs, _relay(progress)))
+    records = iter(run_cells(flat, settings.work, data, settings.jobs, _relay(progress)))
     results = [
         figure.draw({key: next(records) for key in by_label}) for figure, by_label in zip(figures, cells, strict=True)
     ]

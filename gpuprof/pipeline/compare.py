@@ -20,10 +20,10 @@ from gpuprof.kernel_db.comparison import (
     compare_ops,
     read_cells,
 )
-from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, PathArgument, optional_path, resolve_demands
+from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, PathArgument, optional_path
 from gpuprof.pipeline.devices import database_path, open_existing
 from gpuprof.pipeline.place import add_interval_ends
-from gpuprof.pipeline.problem import PlanningOptions, build_problem, default_limit_s
+from gpuprof.pipeline.problem import PlanningOptions, build_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.placement import deploy
 from gpuprof.placement.deploy import Outcome
@@ -87,16 +87,10 @@ def compare(
     chosen = [(describe_policy(source), make_policy(source)) for source in sources]
     if not chosen:
         raise InputError("no policy is named", f"known: {', '.join(policy_names())}")
-    demands = resolve_demands(demands)
-    options = options.replace(time_limit_s=options.time_limit_s or default_limit_s(len(demands)))
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
-    outcomes: list[Outcome] = []
-    for count, (name, policy) in enumerate(chosen):
-        progress(Progress(f"planning by {name}", count, len(chosen)))
-        outcomes.append(_plan(problem, name, policy))
-    progress(Progress("planned", len(chosen), len(chosen)))
+    outcomes = _plan_each("by", [(name, problem, policy) for name, policy in chosen], progress)
     _note_unserved(outcomes, notes)
-    return CompareResult(notes=notes.all(), outcomes=tuple(outcomes), problem=problem)
+    return CompareResult(notes=notes.all(), outcomes=outcomes, problem=problem)
 
 
 def _note_unserved(outcomes: Sequence[Outcome], notes: NoteList) -> None:
@@ -110,13 +104,20 @@ def _note_unserved(outcomes: Sequence[Outcome], notes: NoteList) -> None:
             notes.add(f"{name}: no policy serves any of it: {reason}")
 
 
-def _plan(problem: Problem, name: str, policy: Policy) -> Outcome:
-    """Return the outcome of a policy, its map with the plans at the ends of the estimates' intervals."""
-    limit = Limit(problem.options.time_limit_s)
-    (outcome,) = deploy.compare(problem, [(name, policy)])
-    if outcome.deployment is None or outcome.violations:
-        return outcome
-    return replace(outcome, deployment=add_interval_ends(problem, policy, outcome.deployment, limit))
+def _plan_each(
+    manner: str, plans: Sequence[tuple[str, Problem, Policy]], progress: ProgressCallback
+) -> tuple[Outcome, ...]:
+    """Return the outcomes of policies, their maps with the plans at the ends of the estimates' intervals."""
+    outcomes: list[Outcome] = []
+    for name, problem, policy in plans:
+        progress(Progress(f"planning {manner} {name}", len(outcomes), len(plans)))
+        limit = Limit(problem.options.time_limit_s)
+        (outcome,) = deploy.compare(problem, [(name, policy)])
+        if outcome.deployment is not None and not outcome.violations:
+            outcome = replace(outcome, deployment=add_interval_ends(problem, policy, outcome.deployment, limit))
+        outcomes.append(outcome)
+    progress(Progress("planned", len(plans), len(plans)))
+    return tuple(outcomes)
 
 
 def _make_row(outcome: Outcome, time_limit_s: float | None) -> dict[str, object]:
@@ -174,16 +175,9 @@ def compare_gpus(
     {'device': ['t4', 'a100-40'], 'gpus': [1, 1], 'cost_per_hour': [0.526, 2.7447]}
     """
     notes, planner = NoteList(note), make_policy(policy)
-    demands = resolve_demands(demands)
-    options = options.replace(time_limit_s=options.time_limit_s or default_limit_s(len(demands)))
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
-    entries = problem.fleet.entries
-    outcomes: list[Outcome] = []
-    for count, entry in enumerate(entries):
-        progress(Progress(f"planning on {entry.device.name}", count, len(entries)))
-        outcomes.append(_plan(replace(problem, fleet=Fleet((entry,))), entry.device.name, planner))
-    progress(Progress("planned", len(entries), len(entries)))
-    ranked = tuple(sorted(outcomes, key=_rank))
+    plans = [(entry.device.name, replace(problem, fleet=Fleet((entry,))), planner) for entry in problem.fleet.entries]
+    ranked = tuple(sorted(_plan_each("on", plans, progress), key=_rank))
     return CompareResult(notes=notes.all(), outcomes=ranked, problem=problem, by="device")
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.map_sources import describe_basis, describe_unshared
 from gpuprof.errors import InputError, refuse_unwritable
-from gpuprof.export.targets import check_target as check_target
 from gpuprof.export.targets import export as export_map
 from gpuprof.pipeline.arguments import (
     MapArgument,

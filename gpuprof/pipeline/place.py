@@ -58,7 +58,7 @@ class MapOutput(Settings):
         "File to write the map to; merged models are written beside it.",
         "-o",
         "--output",
-        output=True,
+        output="file",
     )
     merge: bool = option(False, "Let models that share a device and weights run as one graph where it pays.")
     best_effort: bool = option(False, "Write the map even when some demands cannot be met.")
@@ -209,7 +209,6 @@ def place(
     chosen = make_policy(policy)
     running = None if previous is None else resolve_map(previous)
     demands = resolve_demands(demands)
-    options = options.replace(time_limit_s=options.time_limit_s or default_limit_s(len(demands)))
     steps = 3 if output.merge else 2
     progress(Progress("reading demands, devices and profiles", 0, steps))
     repository = None if output.triton_repository is None else read_repository(output.triton_repository)
@@ -243,7 +242,7 @@ def place(
         *(f"{item.model}: {item.rate_rps:g} requests/s cannot be served: {item.reason}" for item in deployment.unplaced)
     )
     progress(Progress("the map is planned and checked", steps, steps))
-    notes.add(*filter(None, (early_stop(deployment, options.time_limit_s), describe_routers(deployment))))
+    notes.add(*filter(None, (early_stop(deployment, problem.options.time_limit_s), describe_routers(deployment))))
     required = [creq for *_, replica in deployment.places() if (creq := replica.predicted.creq) is not None]
     figures = [Figure(creq.pct, creq.source) for creq in required if creq.metric == "max_occupancy"]
     notes.add(*describe_full_occupancy(figures))

@@ -157,8 +157,8 @@ def build_problem(
     Raises `InputError` for an invalid or unknown file, device or model. ``demands`` and ``fleet``: as in
     `gpuprof.place`; ``db``: kernel database; ``note``: called with each remark immediately.
     """
-    options = planning.problem_options()
-    resolved = resolve_demands(demands)
+    options, resolved = planning.problem_options(), resolve_demands(demands)
+    options = replace(options, time_limit_s=options.time_limit_s or default_limit_s(len(resolved)))
     requested, chains = expand_chains(resolved)
     paths = _list_graph_files(requested)
     named = tuple(name_demand(demand) for demand in requested)

@@ -32,8 +32,8 @@ class CommandLine:
 
     ``flags``: names; default: the field's own. ``repeated``: whether the option may be given several times. ``unit``:
     of a length of time, which is then read as ``500ms`` or ``2m``. ``values``: kind of names that complete the option.
-    ``unset``: whether the command line has no default.
-    ``output``: whether the file is written. ``panel``: heading in the help; default: the class's title.
+    ``unset``: whether the command line has no default. ``output``: ``"file"`` or ``"folder"`` for a path that is
+    written. ``panel``: heading in the help; default: the class's title.
     """
 
     flags: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class CommandLine:
     envvar: str | None = None
     repeated: bool = False
     unset: bool = False
-    output: bool = False
+    output: str = ""
 
 
 def option(default: Any, text: str, *flags: str, **presentation: Any) -> Any:

@@ -83,6 +83,6 @@ def test_a_lost_counter_is_an_error_line_at_the_end(
         database=tmp_path,
         lost=("no counters: ncu may not read them",),
     )
-    monkeypatch.setattr("gpuprof.cli.profile.measure", lambda *_, **__: result)
+    monkeypatch.setattr("gpuprof.profile", lambda *_, **__: result)
     assert main(["profile", "net.onnx"]) == 0
     assert capsys.readouterr().err.splitlines()[-1] == "error: no counters: ncu may not read them"

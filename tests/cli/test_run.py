@@ -52,7 +52,7 @@ def test_a_dry_run_prints_the_commands_and_does_nothing(capsys: pytest.CaptureFi
         "gpuprof estimate net.onnx --batch 1,2 --device l4 --json > gpuprof-run/estimates-l4.json",
         "gpuprof estimate net.onnx --batch 1,2 --device t4 --json > gpuprof-run/estimates-t4.json",
         "gpuprof place --slo-file gpuprof-run/slo.csv --gpus l4:4,t4 --max-batch 2 "
-        "--output gpuprof-run/map.json --policy ffd",
+        "--policy ffd --output gpuprof-run/map.json",
         "gpuprof check gpuprof-run/map.json",
         "gpuprof simulate gpuprof-run/map.json --duration 2 --seed 1 --output gpuprof-run/simulation.json",
         "gpuprof export gpuprof-run/map.json --to k8s --output gpuprof-run/export-k8s --image gpuprof:1",

@@ -74,7 +74,7 @@ UNUSED = Path("unused")
 
 
 def settings(folder: Path, data: Path | None = None) -> LabSettings:
-    return LabSettings(folder / "lab", data, jobs=1, time_limit_s=1.0)
+    return LabSettings(work=folder / "lab", data=data, jobs=1, time_limit_s=1.0)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_the_command_draws_a_figure_and_prints_what_differs(
 
 
 def test_the_page_of_a_papers_suite_has_its_figures_by_the_policies_that_were_run(tmp_path: Path) -> None:
-    settings = LabSettings(tmp_path, data=write_igniter(tmp_path / "data"), jobs=1)
+    settings = LabSettings(work=tmp_path, data=write_igniter(tmp_path / "data"), jobs=1)
     result = run(["igniter"], ["igniter"], settings=settings)
     assert {figure.name for figure in result.figures} == {"igniter-table1", "igniter-14", "igniter-18"}
     assert all(len(figure.rows) == 1 for figure in result.figures)  # of the paper's policies only igniter was run
