@@ -23,7 +23,6 @@ from gpuprof.cli.output import (
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
 from gpuprof.pipeline.load import DEFAULT_URL
-from gpuprof.pipeline.verdicts import check_output
 
 _SENT = make_columns("model rate_rps:sent/s")
 _MEASURED = make_columns(
@@ -71,8 +70,6 @@ def load(
     says_traffic = traffic.rates_rps or traffic.concurrency or traffic.trace
     if map_path is None and not says_traffic and Path("map.json").is_file():
         map_path = Path("map.json")
-    if verdicts.output is not None:
-        check_output(verdicts.output)
     with show_progress(refresh_between=False) as show:
         result = gpuprof.load(
             address,
@@ -108,7 +105,7 @@ def _split_target(target: str | None, map_file: Path | None) -> tuple[Path | Non
 def _show(result: gpuprof.LoadResult, chosen: Format, verbose: bool = False) -> None:
     rows: Sequence[Mapping[str, object]] = result.rows()
     if chosen is Format.JSON:
-        print_json(result.rows_with_stages())
+        print_json(result.document())
     elif chosen is Format.CSV:
         print_rows(rows, [*_SENT, *_MEASURED], chosen)
     else:

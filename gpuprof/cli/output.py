@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,16 +13,18 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from pydantic import field_validator
+
 from gpuprof.domain.number_format import NumberFormat
 from gpuprof.errors import InputError
 from gpuprof.pipeline.settings import Settings, option
+from gpuprof.pipeline.verdicts import SloVerdict, check_output, replace_non_finite
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from gpuprof.pipeline.result import Progress as Step
     from gpuprof.pipeline.result import ProgressCallback
-    from gpuprof.pipeline.verdicts import SloVerdict
 
 
 #: Characters between two columns, as rich's padding makes them.
@@ -123,7 +124,7 @@ def print_json(document: object) -> None:
     """Print one JSON document on stdout; NaN and infinities become null, because JSON cannot express them."""
     # A terminal of another encoding could not print the letters themselves.
     escaped = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
-    sys.stdout.write(json.dumps(_replace_non_finite(document), indent=1, ensure_ascii=escaped) + "\n")
+    sys.stdout.write(json.dumps(replace_non_finite(document), indent=1, ensure_ascii=escaped) + "\n")
 
 
 def print_text(text: str) -> None:
@@ -296,16 +297,6 @@ def _has_width(console: Console) -> bool:
     return console.is_terminal or "COLUMNS" in os.environ
 
 
-def _replace_non_finite(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _replace_non_finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_replace_non_finite(item) for item in value]
-    return value
-
-
 _VERDICTS = make_columns(
     "model verdict:SLO in_time_pct latency_ms:p99_ms predicted_ms slo_ms rate_rps:sent/s goodput_rps"
 )
@@ -327,6 +318,11 @@ class VerdictOptions(Settings):
     )
     verbose: bool = option(False, "Print all tables and remarks.", "--verbose", "-v")
     no_fail: bool = option(False, "Exit with code 0 even when an SLO was missed.")
+
+    @field_validator("output")
+    @classmethod
+    def _check_suffix(cls, path: Path | None) -> Path | None:
+        return None if path is None else check_output(path)
 
 
 def show_verdicts(verdicts: Sequence[SloVerdict]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -438,6 +438,19 @@ class DeploymentMap(_MapElement):
                 for partition in gpu.partitions:
                     for replica in partition.replicas:
                         yield node, gpu, partition, replica
+
+    def change_replicas(self, change: Callable[[Gpu, Partition, Replica], Replica]) -> Self:
+        """Return the map with each replica changed, in the order of the file."""
+        nodes = []
+        for node in self.nodes:
+            gpus = []
+            for gpu in node.gpus:
+                changed = [tuple(change(gpu, part, replica) for replica in part.replicas) for part in gpu.partitions]
+                pairs = zip(gpu.partitions, changed, strict=True)
+                partitions = tuple(part.model_copy(update={"replicas": replicas}) for part, replicas in pairs)
+                gpus.append(gpu.model_copy(update={"partitions": partitions}))
+            nodes.append(node.model_copy(update={"gpus": tuple(gpus)}))
+        return self.model_copy(update={"nodes": tuple(nodes)})
 
     def to_json(self) -> str:
         """Return the map as indented JSON with a final newline."""

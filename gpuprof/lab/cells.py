@@ -423,7 +423,7 @@ def _serve(
 def _serve_stretched(
     deployment: DeploymentMap, demands: Sequence[Demand], estimator: Estimator, traffic: Traffic
 ) -> SimulationOutcome:
-    stretched = rewrite_replicas(deployment, lambda gpu, partition, replica: _stretch(replica))
+    stretched = deployment.change_replicas(lambda gpu, partition, replica: _stretch(replica))
     legs: dict[str, tuple[float, float]] = {}
     for *_, replica in stretched.places():
         legs[replica.model] = (max(leg_ms(replica.model, replica.batch), legs.get(replica.model, (0.0, 0.0))[0]), 0.0)
@@ -433,7 +433,7 @@ def _serve_stretched(
 def _serve_batches(
     deployment: DeploymentMap, demands: Sequence[Demand], estimator: Estimator, traffic: Traffic
 ) -> SimulationOutcome:
-    timed = rewrite_replicas(deployment, partial(_time_by_measurements, estimator))
+    timed = deployment.change_replicas(partial(_time_by_measurements, estimator))
     return simulate(timed, _space_evenly(timed), _options(traffic, refuse_hopeless=False))
 
 
@@ -473,7 +473,7 @@ def _serve_beside_neighbours(
         wait_ms = _IGNITER_BUDGET * deployment.models[replica.model].slo_ms
         return replica.model_copy(update={"batch_latency_ms": times, "max_wait_ms": wait_ms})
 
-    slowed_map = rewrite_replicas(deployment, slow_down)
+    slowed_map = deployment.change_replicas(slow_down)
     return simulate(slowed_map, _space_evenly(slowed_map), _options(traffic, refuse_hopeless=False, legs_ms=legs))
 
 
@@ -493,7 +493,7 @@ def _serve_in_cluster(
         models[name] = deployment.models[replica.model]
         return _stretch(replica).model_copy(update={"model": name})
 
-    plan = rewrite_replicas(deployment, rename).model_copy(update={"models": models})
+    plan = deployment.change_replicas(rename).model_copy(update={"models": models})
     arrivals: dict[str, ArrivalProcess] = {}
     for number, demand in enumerate(demands):
         parts = split_over_replicas(draw_arrivals(demand, number, traffic), batches[demand.model])
@@ -555,19 +555,3 @@ def split_over_replicas(times: Times, batches: Sequence[int]) -> list[Times]:
         if size == batches[replica]:
             replica, size = (replica + 1) % len(batches), 0
     return [np.array(part, np.int64) for part in parts]
-
-
-def rewrite_replicas(deployment: DeploymentMap, change: Callable[[Gpu, Partition, Replica], Replica]) -> DeploymentMap:
-    """Return the map with each replica changed, in the order of the map."""
-
-    def rewrite_gpu(gpu: Gpu) -> Gpu:
-        parts = tuple(
-            part.model_copy(update={"replicas": tuple(change(gpu, part, replica) for replica in part.replicas)})
-            for part in gpu.partitions
-        )
-        return gpu.model_copy(update={"partitions": parts})
-
-    nodes = tuple(
-        node.model_copy(update={"gpus": tuple(rewrite_gpu(gpu) for gpu in node.gpus)}) for node in deployment.nodes
-    )
-    return deployment.model_copy(update={"nodes": nodes})

@@ -7,7 +7,6 @@ through the simulator, which follows the router's own rules, early refusal among
 from __future__ import annotations
 
 import ipaddress
-import math
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,9 +48,9 @@ from gpuprof.pipeline.arguments import (
     resolve_map,
 )
 from gpuprof.pipeline.recorded_problem import time_map_by
-from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
+from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, say_nothing
 from gpuprof.pipeline.settings import ARRIVALS, READ_RATES, DataFiles, Dims, Settings, by_model, option
-from gpuprof.pipeline.verdicts import SloVerdict, keeps_objective, require_kept, write_results
+from gpuprof.pipeline.verdicts import JudgedResult, SloVerdict, keeps_objective
 from gpuprof.rules.cpu_slices import plan_shared_slices
 from gpuprof.serving.transport.security import read_token
 from gpuprof.simulator.cluster import SimulationOptions
@@ -277,7 +276,7 @@ def _find_file(path: str | None, folder: Path) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadResult(Result):
+class LoadResult(JudgedResult):
     """The clients' measurements, with the predictions.
 
     Attributes
@@ -294,6 +293,7 @@ class LoadResult(Result):
         Whether answers released the next requests: the map's objectives, which are planned for rates, do not apply.
     """
 
+    verb: ClassVar[str] = "load"
     outcome: LoadOutcome
     predictions: Mapping[str, LoadPrediction] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -303,11 +303,7 @@ class LoadResult(Result):
 
     def verdicts(self) -> tuple[SloVerdict, ...]:
         """Return whether each model kept its SLO, and why not."""
-        stages = {str(row["model"]): row for row in self.stage_rows()}
-        return tuple(
-            self._judge(result, row, stages.get(result.model, {}))
-            for result, row in zip(self.outcome.results, self._compare(), strict=True)
-        )
+        return tuple(map(self._judge, self.outcome.results, self._compare(), self.stage_rows()))
 
     def _judge(self, result: ModelResult, row: Mapping[str, object], stages: Mapping[str, object]) -> SloVerdict:
         percentile = self.percentiles.get(result.model, Slo(result.slo_ms).percentile)
@@ -327,13 +323,6 @@ class LoadResult(Result):
             result.goodput_rps,
             explain_result(result, is_kept, percentile, row, stages, self.is_closed),
         )
-
-    def require_kept(self) -> None:
-        """Check that every model with an SLO met this SLO.
-
-        Raises `SloMissedError` when a model missed its SLO.
-        """
-        require_kept(self.verdicts())
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each model: rates, goodput, latency, predictions, errors, and which inputs were sent."""
@@ -357,22 +346,9 @@ class LoadResult(Result):
             rows.append({**row, "predicted_infer_ms": expected_ms, "infer_ms_error": error})
         return rows
 
-    def rows_with_stages(self) -> list[dict[str, object]]:
+    def document(self) -> list[dict[str, object]]:
         """Return `rows`, each with its stages."""
         return [{**row, "stages": stages} for row, stages in zip(self.rows(), self.stage_rows(), strict=True)]
-
-    def write(self, path: PathArgument) -> None:
-        """Write everything as .json, or the verdicts as .md or JUnit's .xml.
-
-        Raises `InputError` when the name says no format, or the file cannot be written.
-        """
-        rows = [{name: _drop_infinity(value) for name, value in row.items()} for row in self.rows_with_stages()]
-        write_results(Path(path), rows, self.verdicts(), "load")
-
-
-def _drop_infinity(value: object) -> object:
-    """Return None in place of an infinity, which JSON lacks: a model without an SLO has one."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def load(

@@ -6,7 +6,6 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -114,18 +113,12 @@ class PlaceResult(Result):
             }
             if (creq := predicted.creq) is not None:
                 low, high = creq.interval_pct or (None, None)
-                cells = {
-                    "metric": creq.metric,
-                    "pct": creq.pct,
-                    "low_pct": low,
-                    "high_pct": high,
-                    "source": creq.source,
-                }
-                row |= {f"creq_{name}": value for name, value in cells.items()}
+                row |= {"creq_metric": creq.metric, "creq_pct": creq.pct, "creq_low_pct": low, "creq_high_pct": high}
+                row["creq_source"] = creq.source
             if (mreq := predicted.mreq) is not None:
                 low, high = mreq.interval_bytes or (None, None)
-                cells = {"bytes": mreq.bytes, "low_bytes": low, "high_bytes": high, "source": mreq.source}
-                row |= {f"mreq_{name}": value for name, value in cells.items()}
+                row |= {"mreq_bytes": mreq.bytes, "mreq_low_bytes": low, "mreq_high_bytes": high}
+                row["mreq_source"] = mreq.source
             members = self.deployment.models[replica.model].members
             rows.append(row | ({"merged": list(members)} if members else {}))
         return rows
@@ -370,34 +363,19 @@ def plan_at_end(problem: Problem, policy: Policy, end: Literal["lower", "upper"]
     )
 
 
-@cache
-def _read_assumed_rps() -> float:
-    """Return the requests per second of a router from the package's data."""
-    content = tomllib.loads((datasets() / "router.toml").read_text(encoding="utf-8"))
-    return float(content["requests_per_s"])
-
-
-def router_capacity_rps(deployment: DeploymentMap) -> tuple[float, bool]:
-    """Return the capacity of a router in requests per second, and whether it was measured by ``profile``.
-
-    A measured capacity is a lower bound: it follows from the CPU time of router, machine process and client for a
-    request.
-    """
-    host = deployment.planned_with.host
-    measured_ms = host.host_ms_busy or host.host_ms
-    if measured_ms > 0.0:
-        return 1000.0 / measured_ms, True
-    return _read_assumed_rps(), False
-
-
 def describe_routers(deployment: DeploymentMap) -> str | None:
     """Return a note on the number of routers that the planned requests need; None where a single router suffices."""
     rate_rps = math.fsum(replica.rate_rps for *_, replica in deployment.places())
-    capacity_rps, is_measured = router_capacity_rps(deployment)
+    host = deployment.planned_with.host
+    # The CPU time of router, machine process and client for a request: the router's alone is less.
+    if measured_ms := host.host_ms_busy or host.host_ms:
+        capacity_rps, basis = 1000.0 / measured_ms, "as profile measured"
+    else:
+        content = tomllib.loads((datasets() / "router.toml").read_text(encoding="utf-8"))
+        capacity_rps, basis = float(content["requests_per_s"]), "assumed from datasets/router.toml"
     count = math.ceil(rate_rps / capacity_rps - 1e-9)
     if count <= 1:
         return None
-    basis = "as profile measured" if is_measured else "assumed from datasets/router.toml"
     return (
         f"{rate_rps:,.0f} requests/s need {count:,} routers: one carries about {capacity_rps:,.0f} ({basis}); serve "
         f"parts of the demands from {count:,} maps, each with a router of its own"

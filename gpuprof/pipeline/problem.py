@@ -131,14 +131,8 @@ class PlanningOptions(Settings):
 
         Raises `InputError` when a number is out of range.
         """
-        return Options(
-            confidence=self.confidence,
-            latency_budget=self.latency_budget,
-            max_batch=self.max_batch,
-            isolate=self.isolate,
-            time_limit_s=self.time_limit_s,
-            seed=self.seed,
-        )
+        names = ("confidence", "latency_budget", "max_batch", "isolate", "time_limit_s", "seed")
+        return Options(**{name: getattr(self, name) for name in names})
 
 
 #: Options of a problem with equal names in a map's record.

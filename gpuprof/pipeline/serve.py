@@ -31,7 +31,7 @@ from gpuprof.domain.plural import count_of
 from gpuprof.domain.share import Share
 from gpuprof.domain.validation import Count, Port, Positive
 from gpuprof.errors import GpuprofError, InfeasibleError, InputError, UnavailableError, UnstableError
-from gpuprof.pipeline.arguments import MapArgument, PathArgument, locate_files, map_folder, optional_path, resolve_map
+from gpuprof.pipeline.arguments import MapArgument, PathArgument, locate_files, map_folder, resolve_map
 from gpuprof.pipeline.result import NoteCallback, Result, say_nothing
 from gpuprof.pipeline.settings import Settings, option
 from gpuprof.runtime.module_command import module_command
@@ -329,15 +329,13 @@ def run_map_server(
         apply_mig=settings.apply_mig,
         allow_changed=settings.allow_changed,
     )
-    security = server_security(
-        optional_path(settings.token_file), optional_path(settings.tls_cert), optional_path(settings.tls_key)
-    )
+    security = server_security(settings.token_file, settings.tls_cert, settings.tls_key)
     host = _ANY_ADDRESS if settings.public and is_loopback(settings.host) else settings.host
     check_exposure(host, security, settings.insecure)
     unchanged = ("port", "grpc_port", "hang_s", "max_connections", "public", "shadow")
     server_settings = ServerSettings(
         host=host,
-        envoy=optional_path(settings.envoy),
+        envoy=settings.envoy,
         **{name: getattr(settings, name) for name in unchanged},
         buffer_bytes=settings.buffer_mb << 20,
         max_body_bytes=settings.max_body_mb << 20,
@@ -352,10 +350,9 @@ def run_map_server(
 
 def _plan_adaptation(source: MapSource, path: Path, settings: ServeSettings, note: NoteCallback) -> AdaptSettings:
     """Return when and how the map is replanned."""
-    db = optional_path(settings.db)
     located = locate_files(source.deployment, path.absolute().parent)
-    check_adaptable(located, db, settings.node, note, settings.estimator)
-    replan = MapReplanner(path.absolute().parent, db, settings.simulate, source.deployment, settings.estimator)
+    check_adaptable(located, settings.db, settings.node, note, settings.estimator)
+    replan = MapReplanner(path.absolute().parent, settings.db, settings.simulate, source.deployment, settings.estimator)
     return AdaptSettings(replan, path.with_suffix(".adapted.json"), period_s=settings.adapt_period_s)
 
 

@@ -16,9 +16,9 @@ from gpuprof.errors import GpuprofError, InfeasibleError, InputError
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, locate_files, map_folder, optional_path, resolve_map
 from gpuprof.pipeline.problem import plan_map
 from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem, time_map_by
-from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
+from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, say_nothing
 from gpuprof.pipeline.settings import ARRIVALS, Names, Rates, Settings, option
-from gpuprof.pipeline.verdicts import SloVerdict, require_kept, write_results
+from gpuprof.pipeline.verdicts import JudgedResult, SloVerdict
 from gpuprof.placement.policies import make_policy
 from gpuprof.serving.change.window import HEADROOM
 from gpuprof.simulator.cluster import SimulationOptions, parse_failure
@@ -153,7 +153,7 @@ class ScheduledRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateResult(Result):
+class SimulateResult(JudgedResult):
     """The result of a simulation, as clients see it.
 
     Attributes
@@ -164,6 +164,7 @@ class SimulateResult(Result):
         Sources of the map's times, as `gpuprof.domain.map_sources.record_basis` returns them.
     """
 
+    verb: ClassVar[str] = "simulate"
     runs: tuple[ScheduledRun, ...]
     basis: Mapping[str, object]
 
@@ -209,7 +210,7 @@ class SimulateResult(Result):
         Raises `SloMissedError` when a model missed its SLO.
         """
         if not self.is_comparison:
-            require_kept(self.verdicts())
+            super().require_kept()
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each model, or of a comparison for each policy."""
@@ -228,13 +229,6 @@ class SimulateResult(Result):
         if run.timetable is not None:
             document["rescheduling"] = asdict(summarize_autoscaling(str(run.policy), run.timetable, run.outcome))
         return document
-
-    def write(self, path: PathArgument) -> None:
-        """Write everything as .json, for ``gpuprof report`` too, or the verdicts as .md or JUnit's .xml.
-
-        Raises `InputError` when the name says no format, or the file cannot be written.
-        """
-        write_results(Path(path), self.document(), self.verdicts(), "simulate")
 
 
 def _explain_misses(model: ModelOutcome) -> str:

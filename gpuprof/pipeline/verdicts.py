@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
 from xml.etree import ElementTree
 
 from gpuprof.domain.file_access import write_atomically
 from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError, SloMissedError, refuse_unwritable
+from gpuprof.pipeline.arguments import PathArgument
+from gpuprof.pipeline.result import Result
 
 _HEADINGS = {
     "model": "model",
@@ -62,38 +66,65 @@ def keeps_objective(in_time: int, requests: int, slo_ms: float, percentile: floa
     return 100.0 * in_time >= percentile * requests
 
 
-def require_kept(verdicts: Sequence[SloVerdict]) -> None:
-    """Raise `SloMissedError` when any objective was missed."""
-    missed = [verdict.model for verdict in verdicts if verdict.kept is False]
-    if missed:
-        total = sum(verdict.kept is not None for verdict in verdicts)
-        raise SloMissedError(
-            f"{len(missed)} of {count_of(total, 'model')} missed the SLO: {', '.join(missed)}",
-            "--no-fail ends with exit code 0 all the same",
-        )
+class JudgedResult(Result):
+    """A result with a verdict on each model's objective."""
 
+    verb: ClassVar[str]  #: Name in a JUnit report.
 
-def check_output(path: Path) -> None:
-    """Refuse a file name without a known format. Raises `InputError`."""
-    if path.suffix not in _SUFFIXES:
-        raise InputError(f"cannot tell the format of {path}", f"let its name end in one of {', '.join(_SUFFIXES)}")
+    @abstractmethod
+    def verdicts(self) -> tuple[SloVerdict, ...]:
+        """Return the verdict on each model's objective, with the reason of a missed one."""
 
+    @abstractmethod
+    def document(self) -> object:
+        """Return everything as plain values for JSON."""
 
-def write_results(path: Path, document: object, verdicts: Sequence[SloVerdict], verb: str) -> None:
-    """Write ``document`` as JSON, or the verdicts as a Markdown table (``.md``) or a JUnit report (``.xml``).
+    def require_kept(self) -> None:
+        """Check that every model with an objective kept it.
 
-    Raises `InputError` when the name says no format, or the file cannot be written.
-    """
-    check_output(path)
-    if path.suffix == ".json":
-        text = f"{json.dumps(document, indent=1)}\n"
-    else:
-        text = format_markdown(verdicts) if path.suffix == ".md" else format_junit(verdicts, verb)
-    with refuse_unwritable(path):
-        write_atomically(path, text.encode())
+        Raises `SloMissedError` when a model missed its objective.
+        """
+        judged = [verdict for verdict in self.verdicts() if verdict.kept is not None]
+        if missed := [verdict.model for verdict in judged if not verdict.kept]:
+            raise SloMissedError(
+                f"{len(missed)} of {count_of(len(judged), 'model')} missed the SLO: {', '.join(missed)}",
+                "--no-fail ends with exit code 0 all the same",
+            )
+
+    def write(self, path: PathArgument) -> None:
+        """Write everything as .json, for ``gpuprof report`` too, or the verdicts as Markdown (.md) or JUnit (.xml).
+
+        Raises `InputError` when the name says no format, or the file cannot be written.
+        """
+        target = check_output(Path(path))
+        if target.suffix == ".json":
+            text = f"{json.dumps(replace_non_finite(self.document()), indent=1)}\n"
+        else:
+            verdicts = self.verdicts()
+            text = format_markdown(verdicts) if target.suffix == ".md" else format_junit(verdicts, self.verb)
+        with refuse_unwritable(target):
+            write_atomically(target, text.encode())
 
 
 _SUFFIXES = (".json", ".md", ".xml")
+
+
+def check_output(path: Path) -> Path:
+    """Return the path of a file to write. Raises `InputError` when its name has no known format."""
+    if path.suffix not in _SUFFIXES:
+        raise InputError(f"cannot tell the format of {path}", f"let its name end in one of {', '.join(_SUFFIXES)}")
+    return path
+
+
+def replace_non_finite(value: object) -> object:
+    """Return plain values with None in place of NaN and infinities, which JSON cannot express."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): replace_non_finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [replace_non_finite(item) for item in value]
+    return value
 
 
 def format_markdown(verdicts: Sequence[SloVerdict]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from gpuprof.domain.deployment import (
@@ -247,24 +248,13 @@ def retime_map(deployment: DeploymentMap, evidence: Evidence, name: str) -> Depl
     """
     if evidence.estimator is None:
         raise InputError(f"the estimator {name!r} needs a kernel database", "give --db DATABASE")
-    nodes = []
-    for node in deployment.nodes:
-        gpus = tuple(_retime_gpu(gpu, evidence, evidence.estimator) for gpu in node.gpus)
-        nodes.append(node.model_copy(update={"gpus": gpus}))
+    retime = partial(_retime_replica, evidence, evidence.estimator)
     planned_with = deployment.planned_with.model_copy(update={"estimator": name})
-    return deployment.model_copy(update={"nodes": tuple(nodes), "planned_with": planned_with})
-
-
-def _retime_gpu(gpu: Gpu, evidence: Evidence, estimator: Estimator) -> Gpu:
-    partitions = []
-    for partition in gpu.partitions:
-        replicas = tuple(_retime_replica(gpu, partition, r, evidence, estimator) for r in partition.replicas)
-        partitions.append(partition.model_copy(update={"replicas": replicas}))
-    return gpu.model_copy(update={"partitions": tuple(partitions)})
+    return deployment.change_replicas(retime).model_copy(update={"planned_with": planned_with})
 
 
 def _retime_replica(
-    gpu: Gpu, partition: Partition, replica: Replica, evidence: Evidence, estimator: Estimator
+    evidence: Evidence, estimator: Estimator, gpu: Gpu, partition: Partition, replica: Replica
 ) -> Replica:
     device = evidence.devices.get(gpu.device)
     if device is None:
