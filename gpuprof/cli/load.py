@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -24,24 +23,18 @@ from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
 from gpuprof.pipeline.load import DEFAULT_URL
 
-_SENT = make_columns("model rate_rps:sent/s")
-_MEASURED = make_columns(
-    "goodput_rps predicted_goodput_rps goodput_rps_error p50_ms predicted_p50_ms p50_ms_error p95_ms "
-    "predicted_p95_ms p95_ms_error p99_ms predicted_p99_ms p99_ms_error slo_ms"
+_PERCENTILES = " ".join(
+    f"{name}_ms {name}_low_ms:95%_from {name}_high_ms:to predicted_{name}_ms {name}_ms_error"
+    for name in ("p50", "p95", "p99")
 )
-_NOT_ANSWERED = make_columns("refused predicted_refused failed lost:no_answer")
-_PERCENTILE_COLUMNS = make_columns(
-    "model answered:requests p50_ms p50_low_ms:95%_from p50_high_ms:to p95_ms p95_low_ms:95%_from p95_high_ms:to "
-    "p99_ms p99_low_ms:95%_from p99_high_ms:to"
-)
-_STAGE_COLUMNS = make_columns(
-    "model router_ms:network_and_router_ms network_ms:of_it_network queue_ms gather_ms infer_ms:model_ms "
-    "predicted_infer_ms infer_ms_error scatter_ms batches:batches_by_size",
-    {"batches": lambda value: _histogram(value)},
-)
-_SLOWEST_COLUMNS = make_columns(
-    "model slowest_ms:latency_ms slowest_late_ms:sent_late_ms slowest_network_ms:network_ms "
-    "slowest_router_ms:router_ms slowest_queue_ms:queue_ms slowest_infer_ms:model_ms"
+_COLUMNS = f"model rate_rps:sent/s goodput_rps predicted_goodput_rps goodput_rps_error {_PERCENTILES} slo_ms"
+#: Unanswered requests, mean times by stage, and the parts of the slowest 1% of the answers.
+_DETAILS = (
+    f"{_COLUMNS} refused predicted_refused failed lost:no_answer answered:requests "
+    "router_ms:network_and_router_ms network_ms:of_it_network queue_ms gather_ms infer_ms:model_ms "
+    "predicted_infer_ms infer_ms_error scatter_ms batches:batches_by_size slowest_ms:slowest_1%_ms "
+    "slowest_late_ms:sent_late_ms slowest_network_ms:network_ms slowest_router_ms:router_ms slowest_queue_ms:queue_ms "
+    "slowest_infer_ms:model_ms"
 )
 
 
@@ -103,33 +96,22 @@ def _split_target(target: str | None, map_file: Path | None) -> tuple[Path | Non
 
 
 def _show(result: gpuprof.LoadResult, chosen: Format, verbose: bool = False) -> None:
-    rows: Sequence[Mapping[str, object]] = result.rows()
     if chosen is Format.JSON:
         print_json(result.document())
     elif chosen is Format.CSV:
-        print_rows(rows, [*_SENT, *_MEASURED], chosen)
+        print_rows(result.rows(), make_columns(_COLUMNS), chosen)
     else:
         show_verdicts(result.verdicts())
-        if verbose:
-            _show_tables(result, rows)
-
-
-def _show_tables(result: gpuprof.LoadResult, rows: Sequence[Mapping[str, object]]) -> None:
-    stages = result.stage_rows()
-    print_text("")
-    answered = [{**row, **{column.key: row[column.key] or None for column in _NOT_ANSWERED}} for row in rows]
-    # What was not answered follows what was sent, so that no width hides it.
-    print_rows(answered, (*_SENT, *_NOT_ANSWERED, *_MEASURED), Format.TABLE)
-    print_text("")
-    print_rows(rows, _PERCENTILE_COLUMNS, Format.TABLE)
-    if any(len(stage) > 1 for stage in stages):
+    if chosen is Format.TABLE and verbose:
+        unanswered = ("refused", "predicted_refused", "failed", "lost")
+        rows = [
+            {**row, **stages, **{key: row[key] or None for key in unanswered}}
+            for row, stages in zip(result.rows(), result.stage_rows(), strict=True)
+        ]
         print_text("")
-        print_rows(stages, _STAGE_COLUMNS, Format.TABLE)
-    if slowest := [row for row in rows if row["slowest_ms"] is not None]:
-        print_text("")
-        print_rows(slowest, _SLOWEST_COLUMNS, Format.TABLE, "Where the slowest 1% of the answers took their time, mean")
-    if result.predictions:
-        say_note("predicted: the same requests, replayed through the simulator on this map")
+        print_rows(rows, make_columns(_DETAILS, {"batches": _histogram}), chosen)
+        if result.predictions:
+            say_note("predicted: the same requests, replayed through the simulator on this map")
 
 
 def _histogram(value: object) -> str:

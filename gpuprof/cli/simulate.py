@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -61,25 +60,20 @@ def simulate(
             result.require_kept()
 
 
-_MODELS = make_columns(
-    "model rate_rps:requests/s goodput_rps in_time_pct slo_met:SLO_met slo_ms p50_ms p95_ms p99_ms max_ms:longest_ms",
-    {"in_time_pct": NumberFormat(5)},
-)
+_SHOW = {"in_time_pct": NumberFormat(5), "begin_s": NumberFormat(5), "end_s": NumberFormat(5)}
+_MODELS = "model rate_rps:requests/s goodput_rps in_time_pct slo_met:SLO_met slo_ms p50_ms p95_ms p99_ms max_ms:longest"
 _REPLICAS = make_columns(
     "place:replica model batch processes throughput_rps:answered/s goodput_rps utilization:busy mean_batch p50_ms "
     "p99_ms",
     {"utilization": lambda value: f"{value:.1%}" if isinstance(value, float) else str(value)},
 )
 
-_EPOCHS = make_columns(
-    "begin_s:from_s end_s:to_s gpus:devices cost_per_hour started:replicas_started",
-    {"begin_s": NumberFormat(5), "end_s": NumberFormat(5)},
-)
+_EPOCHS = make_columns("begin_s:from_s end_s:to_s gpus:devices cost_per_hour started:replicas_started", _SHOW)
 
 _POLICIES = make_columns(
     "policy maps started:replicas_started mean_gpus:mean_devices most_gpus:most gpu_hours:device_hours "
     "cost:$ goodput_rps in_time_pct wait_ms:mean_wait_ms worst_p99_ms",
-    {"in_time_pct": NumberFormat(5)},
+    _SHOW,
 )
 
 
@@ -91,7 +85,7 @@ def show_outcome(result: gpuprof.SimulateResult, chosen: Format, verbose: bool =
     outcome = result.outcome
     rows = [asdict(model) for model in outcome.clients]
     if chosen is Format.CSV:
-        print_rows(rows, _MODELS, chosen)
+        print_rows(rows, make_columns(_MODELS, _SHOW), chosen)
         return
     show_verdicts(result.verdicts())
     if verbose:
@@ -100,36 +94,20 @@ def show_outcome(result: gpuprof.SimulateResult, chosen: Format, verbose: bool =
 
 
 def _show_tables(outcome: SimulationOutcome) -> None:
+    """Print the models with their latency by stage and the causes of misses, the replicas, and the maps."""
+    rows: list[dict[str, object]] = [
+        {**asdict(model), **{f"missed_{cause}": count or None for cause, count in model.missed.items()}}
+        | {f"{stage}_mean_ms": ms for stage, ms in model.stage_mean_ms.items()}
+        | {f"{stage}_p99_ms": ms for stage, ms in model.stage_p99_ms.items() if stage != "network"}
+        for model in (*outcome.models, *outcome.chains)
+    ]
+    details = [key for key in (rows[0] if rows else ()) if key not in ModelOutcome.__slots__]
     typer.echo()
-    print_rows([asdict(model) for model in (*outcome.models, *outcome.chains)], _MODELS, Format.TABLE)
+    print_rows(rows, make_columns(" ".join([_MODELS, *details]), _SHOW), Format.TABLE)
     typer.echo()
-    _show_stages((*outcome.models, *outcome.chains))
-    _show_misses((*outcome.models, *outcome.chains))
     print_rows([asdict(replica) for replica in outcome.replicas], _REPLICAS, Format.TABLE, "Replicas")
     if outcome.epochs:
         typer.echo()
         print_rows([asdict(epoch) for epoch in outcome.epochs], _EPOCHS, Format.TABLE, "Maps")
         hours = sum(epoch.gpus * (epoch.end_s - epoch.begin_s) for epoch in outcome.epochs) / 3600.0
         say_note(f"{count_of(len(outcome.epochs), 'map')}, {hours:.4g} device hours")
-
-
-def _show_stages(models: Sequence[ModelOutcome]) -> None:
-    rows = [
-        {"model": model.model, **{f"{stage}_mean": ms for stage, ms in model.stage_mean_ms.items()}}
-        | {f"{stage}_p99": ms for stage, ms in model.stage_p99_ms.items()}
-        for model in models
-    ]
-    names = tuple(models[0].stage_mean_ms) if models else ()
-    keys = [*(f"{stage}_mean:{stage}" for stage in names), *(f"{stage}_p99" for stage in names if stage != "network")]
-    columns = make_columns(" ".join(["model", *keys]))
-    print_rows(rows, columns, Format.TABLE, "Latency by stage, mean and p99 in ms")
-    typer.echo()
-
-
-def _show_misses(models: Sequence[ModelOutcome]) -> None:
-    causes = [cause for cause in (models[0].missed if models else ()) if any(m.missed[cause] for m in models)]
-    if not causes:
-        return
-    rows = [{"model": model.model, **model.missed} for model in models]
-    print_rows(rows, make_columns(" ".join(["model", *causes])), Format.TABLE, "Requests outside their SLO, by cause")
-    typer.echo()

@@ -15,7 +15,7 @@ pytestmark = serves_in_real_time
 def test_measured_stands_beside_predicted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")  # headings are broken in narrow terminals
+    monkeypatch.setenv("COLUMNS", "1000")  # headings are broken in narrow terminals
     document = map_of({"a": "null:4", "b": "null:1k"}, [replica("a", batch_latency_ms=[0.2]), replica("b")])
     with running(tmp_path, document) as server:
         words = ["load", server.url, "--no-fail", "--map", str(tmp_path / "map.json"), "--warmup", "100ms"]
