@@ -29,8 +29,7 @@ _OF_DEMANDS = ("place", "compare")
 
 #: Seconds within which a repeated signal is ignored: programs that signal a process group signal its leader, too
 #: (timeout does).
-_SAME_WORD_S = 1.0
-_WORDS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+_SAME_SIGNAL_S = 1.0
 
 #: Verbs of the help's first screen with their descriptions. The module of a verb defines a function or a typer app of
 #: the verb's name, or an ``app``. The list imports no such module.
@@ -202,38 +201,29 @@ def console_script() -> None:
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """Handle SIGTERM, and SIGHUP unless ignored, like SIGINT, or as an interrupt where SIGINT is ignored.
+    """Handle SIGTERM, and SIGHUP unless ignored, as an interrupt.
 
-    Raises `KeyboardInterrupt`: within the context, on such a signal when SIGINT has no handler of its own.
+    Raises `KeyboardInterrupt`: within the context, on such a signal.
     """
-    # Python lets only the main thread set handlers.
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    told_s = [-_SAME_WORD_S]
+    # Python lets only the main thread set handlers. Only default handlers are replaced: nohup ignores SIGHUP, and a
+    # test may have a handler of its own.
+    is_main = threading.current_thread() is threading.main_thread()
+    signals = [s for s in (signal.SIGTERM, signal.SIGHUP) if is_main and signal.getsignal(s) is signal.SIG_DFL]
+    last_s = -_SAME_SIGNAL_S
 
-    def handle_signal(number: int, frame: FrameType | None) -> None:
-        now_s = time.monotonic()
-        if now_s - told_s[0] < _SAME_WORD_S:
-            return
-        told_s[0] = now_s
-        handler = signal.getsignal(signal.SIGINT)
-        searches = sys.modules.get("gpuprof.placement.limit")
-        if callable(handler) and (searches is None or handler is not searches.end_searches):
-            signal.raise_signal(signal.SIGINT)
-        else:  # SIGINT is ignored, as for background jobs of a shell, or would only end a search
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal last_s
+        if time.monotonic() - last_s >= _SAME_SIGNAL_S:
+            last_s = time.monotonic()
             raise KeyboardInterrupt
 
-    before = {word: signal.getsignal(word) for word in _WORDS}
-    # Only default handlers are replaced: nohup ignores SIGHUP, and a test may have a handler of its own.
-    signals = [word for word, handler in before.items() if handler is signal.SIG_DFL]
-    for word in signals:
-        signal.signal(word, handle_signal)
+    for number in signals:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for word in signals:
-            signal.signal(word, before[word])
+        for number in signals:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _reserve_stdout() -> None:

@@ -16,7 +16,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
@@ -155,7 +155,7 @@ def _format_mebibytes(count: int) -> str:
     return f"{-(-count // 2**20)}Mi"
 
 
-DEVICE_PLUGIN, DRA, KAI, HAMI = "k8s", "k8s-dra", "k8s-kai", "k8s-hami"
+DEVICE_PLUGIN, DRA, KAI, HAMI, KSERVE = "k8s", "k8s-dra", "k8s-kai", "k8s-hami", "kserve"
 ALLOCATIONS = (DEVICE_PLUGIN, DRA, KAI, HAMI)
 #: Allocations that give a pod a fraction of a GPU.
 FRACTIONAL = (KAI, HAMI)
@@ -299,55 +299,11 @@ _LARGEST_MAP_BYTES = 1_000_000
 
 
 def kubernetes(deployment: DeploymentMap, image: str, base: Path, target: str = DEVICE_PLUGIN) -> Bundle:
-    """Return the manifests of a Deployment for each node and a Service for each model, and the models' files.
+    """Return manifests of a server for each node, a Service for each model and shared objects, and the models' files.
 
-    Raises `InputError` when the image is not a single name, the map is too large for Kubernetes, or the scheduler of
-    the target cannot divide GPUs as the map does. ``target``: one of `gpuprof.export.kubernetes.ALLOCATIONS`.
-    """
-
-    def make_server(
-        values: Mapping[str, Any], pod: Mapping[str, Any], resources: PodResources, allocation: Allocation
-    ) -> Manifest:
-        requirements = resources.requirements(allocation.limits) | dict(allocation.container)
-        pod_manifest = _fill("pod.yaml", **pod, container="serve", resources=requirements) | dict(allocation.pod)
-        deployed: Manifest = _fill("deployment.yaml", **values, pod=pod_manifest)
-        return deployed
-
-    return _write_bundle(deployment, image, base, "gpuprof.yaml", make_server, target)
-
-
-def kserve(deployment: DeploymentMap, image: str, base: Path) -> Bundle:
-    """Return the manifests of an InferenceService of KServe for each node, and the models' files.
-
-    Raises `InputError` as `kubernetes` does.
-    """
-
-    def make_server(
-        values: Mapping[str, Any], pod: Mapping[str, Any], resources: PodResources, allocation: Allocation
-    ) -> Manifest:
-        # KServe would limit a container without limits to one core and 2 GiB.
-        limits = resources.requirements(allocation.limits, limited=True)
-        # Knative would scale the one server of a node, and allow a single port.
-        mode = {"serving.kserve.io/deploymentMode": "RawDeployment"}
-        annotations = {**mode, **values["annotations"]}
-        service: Manifest = _fill("inference_service.yaml", **{**values, "annotations": annotations})
-        service["spec"]["predictor"] |= _fill("pod.yaml", **pod, container="kserve-container", resources=limits)
-        return service
-
-    return _write_bundle(deployment, image, base, "kserve.yaml", make_server)
-
-
-def _write_bundle(
-    deployment: DeploymentMap,
-    image: str,
-    base: Path,
-    name: str,
-    make_server: Callable[[Mapping[str, Any], Mapping[str, Any], PodResources, Allocation], Manifest],
-    target: str = DEVICE_PLUGIN,
-) -> Bundle:
-    """Return the manifests of every node's server, of a Service for each model, and of shared objects.
-
-    The map's paths are those in the volume, and its GPUs are numbered from 0.
+    The map's paths are those in the volume, and its GPUs are numbered from 0. Raises `InputError` when the image is not
+    a single name, the map is too large for Kubernetes, or the scheduler of the target cannot divide GPUs as the map
+    does. ``target``: one of `gpuprof.export.kubernetes.ALLOCATIONS`, or ``"kserve"``.
     """
     if image.split() != [image]:
         raise InputError(f"--image must name one image without spaces but got {image!r}", "as in registry/gpuprof:0.1")
@@ -369,22 +325,40 @@ def _write_bundle(
     for node in pod_map.nodes:
         name_of_server = names.add(f"gpuprof-{slug(node.name)[:40]}")
         allocation = allocate(target, name_of_server, node, planned)
-        values = {
+        values: dict[str, Any] = {
             "name": name_of_server,
             "labels": _make_pod_labels(pod_map, services, node) | dict(allocation.labels),
             "annotations": {"gpuprof/map-sha256": hashlib.sha256(text.encode()).hexdigest(), **allocation.annotations},
-            "node_label": label(node.name),
         }
         # A scheduler of fractions chooses the machine; elsewhere the map's nodes are machines with a label.
         selector = {} if target in FRACTIONAL else {"gpuprof.node": label(node.name)}
         pod = {"node": node.name, "node_selector": selector, "image": image}
-        manifests += [*allocation.manifests, make_server(values, pod, resources[node.name], allocation)]
+        manifests += [*allocation.manifests, _make_server(target, values, pod, resources[node.name], allocation)]
     manifests += [_fill("service.yaml", name=name, serves=f"gpuprof.serves/{name}") for name in services.values()]
-    bundle.files[name] = yaml.dump_all(manifests, Dumper=_ReadableDumper, sort_keys=False, allow_unicode=True)
-    bundle.files["README.md"] = _write_readme(pod_map, resources, name, target)
+    manifest = "kserve.yaml" if target == KSERVE else "gpuprof.yaml"
+    bundle.files[manifest] = yaml.dump_all(manifests, Dumper=_ReadableDumper, sort_keys=False, allow_unicode=True)
+    bundle.files["README.md"] = _write_readme(pod_map, resources, manifest, target)
     bundle.notes += _note_uneven_services(deployment) + describe_allocation(target, planned)
     bundle.notes.append("the processor time and memory that pods request are assumptions in part: README.md says which")
     return bundle
+
+
+def _make_server(
+    target: str, values: dict[str, Any], pod: dict[str, Any], resources: PodResources, allocation: Allocation
+) -> Manifest:
+    """Return the manifest of a node's server: a Deployment, or an InferenceService of KServe."""
+    # KServe would limit a container without limits to one core and 2 GiB.
+    requirements = resources.requirements(allocation.limits, limited=target == KSERVE) | dict(allocation.container)
+    pod |= {"resources": requirements, "container": "kserve-container" if target == KSERVE else "serve"}
+    spec = _fill("pod.yaml", **pod) | dict(allocation.pod)
+    if target != KSERVE:
+        deployed: Manifest = _fill("deployment.yaml", **values, node_label=values["labels"]["gpuprof/node"], pod=spec)
+        return deployed
+    # Knative would scale the one server of a node, and allow a single port.
+    values["annotations"] = {"serving.kserve.io/deploymentMode": "RawDeployment"} | values["annotations"]
+    service: Manifest = _fill("inference_service.yaml", **values)
+    service["spec"]["predictor"] |= spec
+    return service
 
 
 def _fill(template: str, /, **values: object) -> Any:
@@ -448,7 +422,7 @@ def _write_readme(deployment: DeploymentMap, resources: Mapping[str, PodResource
     requests = "\n".join(f"| {node} | {pod.cpu} | {pod.memory} | {pod.source} |" for node, pod in resources.items())
     texts = {
         "manifest": manifest,
-        "preparation": fill_text(f"{target}.md", nodes=nodes).rstrip(),
+        "preparation": fill_text(f"{DEVICE_PLUGIN if target == KSERVE else target}.md", nodes=nodes).rstrip(),
         "services": services,
         "requests": requests,
     }

@@ -29,18 +29,10 @@ def ray_serve(deployment: DeploymentMap, base: Path) -> Bundle:
     """
     bundle, bundle_map = start_node_bundle(deployment, base, "models")
     names = deployment_names(bundle_map)
-    application = {
-        "name": "gpuprof",
-        "route_prefix": "/",
-        "import_path": "gpuprof.pipeline.ray_serve:build_application",
-        "args": {"map": f"{_FOLDER}/map.json"},
-        "deployments": [_make_router(), *(_make_node(names[node.name], node) for node in bundle_map.nodes)],
-    }
-    config = {
-        "proxy_location": "EveryNode",
-        "http_options": {"host": "127.0.0.1", "port": HTTP_PORT},
-        "applications": [application],
-    }
+    nodes = [_make_node(names[node.name], node) for node in bundle_map.nodes]
+    values = {"router": ROUTER, "most": MAX_REQUESTS, "folder": _FOLDER, "port": HTTP_PORT}
+    config = yaml.safe_load(fill_text("serve_config.yaml", **values))
+    config["applications"][0]["deployments"] += nodes
     bundle.files["serve_config.yaml"] = yaml.safe_dump(config, sort_keys=False)
     bundle.files["map.json"] = bundle_map.to_json()
     bundle.files["README.md"] = _write_readme(bundle_map)
@@ -52,10 +44,6 @@ def deployment_names(deployment: DeploymentMap) -> dict[str, str]:
     names = UniqueNames()
     names.add(ROUTER)
     return {node.name: names.add(slug(node.name)) for node in deployment.nodes}
-
-
-def _make_router() -> dict[str, Any]:
-    return {"name": ROUTER, "max_ongoing_requests": MAX_REQUESTS, "ray_actor_options": {"num_cpus": 0}}
 
 
 def _make_node(name: str, node: Node) -> dict[str, Any]:

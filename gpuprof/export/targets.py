@@ -11,7 +11,7 @@ import yaml
 from gpuprof.domain.deployment import DeploymentMap, Gpu
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.export.bundle import Bundle, UniqueNames, is_cpu, slug
-from gpuprof.export.kubernetes import ALLOCATIONS, kserve, kubernetes
+from gpuprof.export.kubernetes import ALLOCATIONS, KSERVE, kubernetes
 from gpuprof.export.ray_serve import ray_serve
 from gpuprof.export.triton import triton
 from gpuprof.serving.edge.edge import EdgeSettings, render_bootstrap
@@ -37,7 +37,7 @@ def envoy() -> Bundle:
     return Bundle({"envoy.yaml": _HEAD + render_bootstrap(_SETTINGS)})
 
 
-_TARGETS = ["envoy", "json", *ALLOCATIONS, "kserve", "mig-parted", "ray-serve", "triton"]
+_TARGETS = ["envoy", "json", *ALLOCATIONS, KSERVE, "mig-parted", "ray-serve", "triton"]
 
 
 def check_target(target: str, image: str | None) -> None:
@@ -47,7 +47,7 @@ def check_target(target: str, image: str | None) -> None:
     """
     if target not in _TARGETS:
         raise unknown_name("export", target, _TARGETS)
-    if target in {*ALLOCATIONS, "kserve"} and not image:
+    if target in {*ALLOCATIONS, KSERVE} and not image:
         raise InputError(
             "a manifest needs a container image with gpuprof", "build the Containerfile, name it with --image"
         )
@@ -61,11 +61,11 @@ def export(deployment: DeploymentMap, target: str, image: str | None = None, bas
     files are looked for first.
     """
     check_target(target, image)
+    if target in {*ALLOCATIONS, KSERVE}:
+        return kubernetes(deployment, image or "", base, target)
     writers: dict[str, Callable[[], Bundle]] = {
         "envoy": envoy,
         "json": lambda: Bundle({"map.json": deployment.to_json()}),
-        **{name: lambda name=name: kubernetes(deployment, image or "", base, name) for name in ALLOCATIONS},  # type: ignore[misc]
-        "kserve": lambda: kserve(deployment, image or "", base),
         "mig-parted": lambda: mig_parted(deployment),
         "ray-serve": lambda: ray_serve(deployment, base),
         "triton": lambda: triton(deployment, base),

@@ -25,7 +25,7 @@ from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.result import Progress, ProgressCallback, Result, say_nothing
 from gpuprof.pipeline.settings import Settings, option
 from gpuprof.placement.policies import Policy, describe_policy
-from gpuprof.reporting.chart import Axis, Chart, Line, group_bars
+from gpuprof.reporting.chart import Axis, Chart, group_bars, join_points
 from gpuprof.reporting.document import Section, Table, page
 
 #: Part of the arriving requests that counts as near-optimal (thesis §6.2.2).
@@ -170,13 +170,13 @@ class PaperFigure:
             bars = group_bars(shown, series, unit)
             return Chart(title, Axis("scenario", names=tuple(shown)), Axis(unit), boxes=bars)
         xs = [float(value) for value in self.table["values"]]
-        lines = []
-        for color, (policy, values) in enumerate(series.items()):
-            points = [(x, value) for x, value in zip(xs, values, strict=True) if value is not None]
-            if points:
-                lines.append(Line(policy, tuple(x for x, _ in points), tuple(y for _, y in points), color))
+        points = {
+            policy: [(x, value) for x, value in zip(xs, values, strict=True) if value is not None]
+            for policy, values in series.items()
+        }
+        lines = join_points({policy: pairs for policy, pairs in points.items() if pairs})
         label = {"gpus": "devices", "rate": "rate × ", "slo": "SLO × "}[self.table["vary"]]
-        return Chart(title, Axis(label), Axis(unit, low=0.0), lines=tuple(lines))
+        return Chart(title, Axis(label), Axis(unit, low=0.0), lines=lines)
 
     def _compare(
         self, fact: Mapping[str, Any], records: Mapping[tuple[str, str], Record], shown: Sequence[str]
@@ -312,6 +312,7 @@ _COMPARISONS: Mapping[str, Any] = {
 }
 
 
+_FORMAT = NumberFormat(4)
 #: Columns of `LabResult.rows`: numbers and short texts of each record.
 COLUMNS = (
     "suite", "scenario", "policy", "estimator", "database", "gpus_allowed", "rate", "slo", "gpus_varied", "seed",
@@ -556,7 +557,7 @@ def _make_suite_section(suite: str, records: Sequence[Record]) -> Section:
             bars = group_bars(groups, series, unit)
             charts.append(Chart(f"{suite}: {unit}", Axis("scenario", names=groups), Axis(unit), boxes=bars))
     shown = [name for name in COLUMNS if any(record.get(name) not in (None, "") for record in records)]
-    table = Table(tuple(shown), tuple(tuple(_text(record.get(name)) for name in shown) for record in records))
+    table = Table(tuple(shown), tuple(tuple(_FORMAT(record.get(name)) for name in shown) for record in records))
     text = f"{len(records)} cells; goodput and lateness are simulated, devices and cost are those of the maps."
     return Section(suite, text, tuple(charts), table, "simulated")
 
@@ -571,28 +572,16 @@ def _draw_sweep(title: str, axis: str, unit: str, records: Sequence[Record], fie
     for record in records:
         if record.get(field) is not None:
             series.setdefault(_series(record, records), []).append((float(record[axis]), record[field]))
-    lines = tuple(
-        Line(name, tuple(x for x, _ in sorted(points)), tuple(y for _, y in sorted(points)), color)
-        for color, (name, points) in enumerate(series.items())
-    )
+    lines = join_points({name: sorted(points) for name, points in series.items()})
     return Chart(title, Axis(axis.removesuffix("_varied")), Axis(unit, low=0.0), lines=lines)
 
 
 def _make_figure_sections(figure: DrawnFigure) -> list[Section]:
-    table = Table(figure.header, tuple(tuple(map(_text, row)) for row in figure.rows))
+    table = Table(figure.header, tuple(tuple(map(_FORMAT, row)) for row in figure.rows))
     sections = [Section(figure.title, " ".join(figure.remarks), (figure.chart,), table, figure.name)]
     if figure.numbers:
         numbers = [number.row() for number in figure.numbers]
-        printed = Table(tuple(numbers[0]), tuple(tuple(map(_text, row.values())) for row in numbers))
+        printed = Table(tuple(numbers[0]), tuple(tuple(map(_FORMAT, row.values())) for row in numbers))
         text = " ".join(figure.reasons)
         sections.append(Section(f"{figure.title.partition(':')[0]}: printed numbers", text, (), printed, figure.name))
     return sections
-
-
-_FORMAT = NumberFormat(4)
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return "–"
-    return _FORMAT(value) if isinstance(value, float) else str(value)

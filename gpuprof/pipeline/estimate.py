@@ -141,7 +141,8 @@ def estimate(
         database = open_database(chosen.db, needed=not models)
         notes.add(*describe_empty(chosen.db, database))
         target = resolve_device(chosen.device, database, read_own_devices(chosen.device_file), notes.add)
-        part = _resolve_share(chosen.share, target)
+        part = parse_share(chosen.share, target.compute_units) if isinstance(chosen.share, str) else chosen.share
+        target.fraction(part)  # raises where the device has no such part
         source = chosen.estimator
         if isinstance(source, str):
             execution = parse_execution(chosen.precision, chosen.runtime, chosen.host_us)
@@ -219,12 +220,6 @@ def _find_only_batch(source: Estimator, model: str) -> int | None:
     from gpuprof.estimators.database import DatabaseEstimator
 
     return source.known.read_fixed_batch(model) if isinstance(source, DatabaseEstimator) else None
-
-
-def _resolve_share(share: Share | str, device: Device) -> Share:
-    part = parse_share(share, device.compute_units) if isinstance(share, str) else share
-    device.fraction(part)  # raises where the device has no such part
-    return part
 
 
 def _resolve_neighbours(neighbours: Sequence[str | Workload], device: Device, share: Share) -> tuple[Workload, ...]:

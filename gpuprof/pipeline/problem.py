@@ -161,7 +161,9 @@ def build_problem(
     database = open_database(db, needed=not is_foreign and not paths.keys() >= set(models.values()))
     for remark in describe_empty(db, database):
         note(remark)
-    graphs = {name: _find_any_batch(path, database) for name, path in paths.items()}
+    # Of a file with a fixed batch, its profiled copy with a free one.
+    copies = None if database is None else database.path / COPIES
+    graphs = {name: (copies and copy_with_free_batch(path, copies)) or path for name, path in paths.items()}
     devices = find_fleet(fleet, database, planning, note)
     execution = planning.execution()
     measured = make_database_estimator(database, graphs, note, execution)
@@ -179,10 +181,11 @@ def build_problem(
     services = list(dict.fromkeys(sources[demand.model] for demand in named if models[demand.model] not in foreign))
     names = list(dict.fromkeys(name for model in services for name, _ in name_parts(model)))
     options = replace(options, host=_find_host_work(database, devices, named))
-    if default and not _is_any_measured(profiled_models, names, devices):
+    targets = [entry.device.name for entry in devices.entries]
+    if default and not any(set(targets).intersection(profiled_models.devices_of(name)) for name in names):
         options = replace(options, max_processes=1)  # interference between processes is unmeasured
-    overheads_ms = (serving_overhead_ms(database, entry.device.name, services) for entry in devices.entries)
-    options = replace(options, overhead_ms=max(overheads_ms))
+    overhead_ms = max(serving_overhead_ms(database, target, services) for target in targets)
+    options = replace(options, overhead_ms=overhead_ms)
     for demand, entry in product(named, devices.entries):
         estimator.shares(demand.model, entry.device)  # report an unknown model at once, as an input error
     if default:
@@ -192,7 +195,6 @@ def build_problem(
         _judge_doubts(measured, names, devices, planning.strict, note)
     else:
         note_omitted_batches(estimator, name_services(measured, sources), named, devices, options.max_batch, note)
-    targets = [entry.device.name for entry in devices.entries]
     for remark in describe_choice(measured, names, targets):
         note(remark)
     if options.max_batch > 1:
@@ -226,12 +228,6 @@ def _require_servable(
             continue
         if refusal := find_uncarried(read_onnx(path)) if is_loaded else find_refusal(path, on_gpu):
             raise refusal
-
-
-def _is_any_measured(models: KnownModels, names: Iterable[str], fleet: Fleet) -> bool:
-    """Return whether any of the models was measured on any of the fleet's devices."""
-    kinds = {entry.device.name for entry in fleet.entries}
-    return any(kinds.intersection(models.devices_of(name)) for name in names)
 
 
 def source_names(demands: Iterable[Demand]) -> dict[str, str]:
@@ -377,11 +373,6 @@ def _list_graph_files(demands: Sequence[Demand]) -> dict[str, Path]:
                 "give one file the same name everywhere, and another file another name",
             )
     return files
-
-
-def _find_any_batch(path: Path, database: KernelDb | None) -> Path:
-    """Return the file, or its profiled copy with a free batch where the file's batch is fixed."""
-    return (database and copy_with_free_batch(path, database.path / COPIES)) or path
 
 
 def _require_free_batch(path: Path) -> None:

@@ -284,7 +284,11 @@ def _measure(campaign: Campaign, cells: Sequence[Cell], notes: NoteList, progres
     return ProfileResult(
         notes=notes.all(),
         device=campaign.device.name,
-        measured=tuple(row for outcome in outcomes for row in _rows(outcome)),
+        measured=tuple(
+            {**_describe_row(row), "measured_now": outcome.measured_now}
+            for outcome in outcomes
+            for row in (outcome.row, *outcome.others)
+        ),
         cells=len(outcomes),
         failures=tuple(outcome.row.error for outcome in outcomes if outcome.row.error),
         unstable=tuple(str(outcome.cell) for outcome in outcomes if outcome.row.stable is False),
@@ -306,10 +310,6 @@ def run_campaign(
     progress(Progress("what the device can do at best", total, total))
     campaign.measure_ceilings([cell.job.share for cell in cells] if ceilings is None else ceilings)
     return outcomes
-
-
-def _rows(outcome: CellResult) -> list[dict[str, object]]:
-    return [{**_describe_row(row), "measured_now": outcome.measured_now} for row in (outcome.row, *outcome.others)]
 
 
 def _describe_row(row: ModelRow | ColocationRow) -> dict[str, object]:

@@ -99,20 +99,34 @@ def series_of(mark: Line | Points | Box) -> str:
     return mark.name if isinstance(mark, Box) else mark.series or mark.name
 
 
+def join_points(series: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[Line, ...]:
+    """Return a line through the points of each series."""
+    return tuple(
+        Line(name, tuple(x for x, _ in points), tuple(y for _, y in points), color)
+        for color, (name, points) in enumerate(series.items())
+    )
+
+
 def stack_bars(
-    groups: Sequence[str], parts: Mapping[str, Sequence[float]], unit: str, colors: Iterable[int]
+    groups: Sequence[str],
+    parts: Mapping[str, Sequence[float]],
+    unit: str,
+    colors: Iterable[int],
+    spans: Sequence[tuple[float, float]] = (),
 ) -> tuple[Box, ...]:
-    """Return stacked bars at 0, 1, …, a bar for each group; the boxes of the lowest part come first."""
+    """Return stacked bars, a bar for each group; the boxes of the lowest part come first.
+
+    ``spans``: ends of each bar; by default the bars stand at 0, 1, …
+    """
     half = _bar_width(groups) / 2
+    spans = spans or [(i - half, i + half) for i in range(len(groups))]
     below = [0.0] * len(groups)
     boxes = []
     for (part, values), color in zip(parts.items(), colors, strict=True):
-        for i, group in enumerate(groups):
+        for i, (group, span) in enumerate(zip(groups, spans, strict=True)):
             if values[i] > 0:
                 tip = f"{group}, {part}: {show_number(values[i])} {unit}"
-                boxes.append(
-                    Box(part, i - half, i + half, below[i], below[i] + values[i], tip, color, shade=shade_of(color))
-                )
+                boxes.append(Box(part, *span, below[i], below[i] + values[i], tip, color, shade=shade_of(color)))
                 below[i] += values[i]
     return tuple(boxes)
 

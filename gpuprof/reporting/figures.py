@@ -24,6 +24,7 @@ from gpuprof.reporting.chart import (
     Line,
     Points,
     group_bars,
+    join_points,
     shade_of,
     show_number,
     stack_bars,
@@ -101,20 +102,14 @@ def stage_figure(models: Sequence[Row]) -> Chart:
 
 def stages_over_time_figure(row: Row, times_s: Sequence[float]) -> Chart:
     """Return where the time of a mean request went, by the time of its arrival."""
-    boxes = []
-    below = [0.0] * len(times_s)
-    for stage, color in _STAGE_COLORS.items():
-        for i, (begin, end) in enumerate(pairwise(times_s)):
-            ms = row["stage_mean_ms"][stage][i] or 0.0
-            if ms > 0:
-                tip = f"{begin:.4g}–{end:.4g} s, {stage}: {show_number(ms)} ms"
-                boxes.append(Box(stage, begin, end, below[i], below[i] + ms, tip, color))
-                below[i] += ms
+    spans = list(pairwise(times_s))
+    groups = [f"{begin:.4g}–{end:.4g} s" for begin, end in spans]
+    parts = {stage: [ms or 0.0 for ms in row["stage_mean_ms"][stage]] for stage in _STAGE_COLORS}
     return Chart(
         f"{row['model']}: mean latency by stage over time",
         Axis("time in s", low=times_s[0], high=times_s[-1]),
         Axis("latency in ms", low=0.0),
-        boxes=tuple(boxes),
+        boxes=stack_bars(groups, parts, "ms", _STAGE_COLORS.values(), spans),
     )
 
 
@@ -138,28 +133,27 @@ def devices_over_time_figure(epochs: Mapping[str, Sequence[Row]]) -> Chart | Non
     """Return how many devices the maps of each policy held over time; None when no map changed."""
     if all(len(maps) < 2 for maps in epochs.values()):
         return None
-    lines = []
-    for color, (name, maps) in enumerate(epochs.items()):
-        steps = [(float(time), float(epoch["gpus"])) for epoch in maps for time in (epoch["begin_s"], epoch["end_s"])]
-        lines.append(Line(name, tuple(time for time, _ in steps), tuple(gpus for _, gpus in steps), color))
+    steps = {
+        name: [(float(time), float(epoch["gpus"])) for epoch in maps for time in (epoch["begin_s"], epoch["end_s"])]
+        for name, maps in epochs.items()
+    }
     y = Axis("devices", low=0.0, is_count=True)
-    return Chart("Devices over time", Axis("time in s"), y, lines=tuple(lines))
+    return Chart("Devices over time", Axis("time in s"), y, lines=join_points(steps))
 
 
 def in_time_over_time_figure(runs: Mapping[str, Row]) -> Chart:
     """Return the part of all requests within their SLO over time, for each policy's simulation."""
-    lines = []
-    for color, (name, run) in enumerate(runs.items()):
+    series = {}
+    for name, run in runs.items():
         windows = list(zip(*(model["in_time"] for model in run["series"]), strict=True))
         arrived = list(zip(*(model["arrived"] for model in run["series"]), strict=True))
-        points = [
+        series[name] = [
             ((begin + end) / 2, 100.0 * sum(counts) / sum(requests))
             for (begin, end), counts, requests in zip(pairwise(run["times_s"]), windows, arrived, strict=True)
             if sum(requests)
         ]
-        lines.append(Line(name, tuple(time for time, _ in points), tuple(pct for _, pct in points), color))
     y = Axis("requests in %", low=0.0, high=100.0)
-    return Chart("Requests within their SLO over time", Axis("time in s"), y, lines=tuple(lines))
+    return Chart("Requests within their SLO over time", Axis("time in s"), y, lines=join_points(series))
 
 
 def misses_figure(models: Sequence[Row]) -> Chart | None:
