@@ -266,6 +266,41 @@ class IntervalEndEstimator(_WrappedEstimator):
         return Figure(figure.value if end is None else end, figure.source)
 
 
+class CorrectedEstimator(_WrappedEstimator):
+    """Times of some models multiplied by a factor; a `gpuprof.domain.estimate.Estimator`.
+
+    ``factors``: measured over estimated time of a batch, by model; ``beside``: by model and neighbour, a factor for
+    each such neighbour.
+    """
+
+    def __init__(
+        self, estimator: Estimator, factors: Mapping[str, float], beside: Mapping[tuple[str, str], float] | None = None
+    ) -> None:
+        super().__init__(estimator)
+        self._factors, self._beside = factors, beside or {}
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Return the wrapped estimator's estimate with a corrected latency. Raises `InputError` as it does.
+
+        The interval is widened to hold the served latency: the error of the estimate is now measured.
+        """
+        estimate = self._estimator.estimate(model, device, batch, share, beside, processes)
+        neighbours = [self._beside[model, w.model] for w in beside if (model, w.model) in self._beside]
+        if model not in self._factors and not neighbours:
+            return estimate
+        factor = self._factors.get(model, 1.0) * math.prod(neighbours)
+        served, figure = factor * estimate.latency_ms.value, estimate.latency_ms
+        latency = Figure(
+            served,
+            f"{figure.source}, corrected by serving",
+            None if figure.low is None else min(figure.low, served),
+            None if figure.high is None else max(figure.high, served),
+        )
+        return replace(estimate, latency_ms=latency, overlapped_ms=factor * estimate.overlapped_ms)
+
+
 _Answer = TypeVar("_Answer")
 
 

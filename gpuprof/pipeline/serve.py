@@ -7,7 +7,6 @@ on stdin, writes a line to the descriptor, its addresses or the error, and serve
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
@@ -24,11 +23,8 @@ from urllib.parse import urlsplit
 from pydantic import model_validator
 
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, read_map, write_map
-from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
 from gpuprof.domain.fleet import Fleet
 from gpuprof.domain.plural import count_of
-from gpuprof.domain.share import Share
 from gpuprof.domain.validation import Count, Port, Positive
 from gpuprof.errors import GpuprofError, InfeasibleError, InputError, UnavailableError, UnstableError
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, locate_files, map_folder, resolve_map
@@ -59,6 +55,7 @@ class MapReplanner:
         a model or a device.
         """
         # A server that never plans does not load the planner.
+        from gpuprof.estimators.builtin import CorrectedEstimator
         from gpuprof.pipeline.problem import plan_map
         from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem
 
@@ -147,45 +144,6 @@ def _exceeds_plan(deployment: DeploymentMap, rates: Mapping[str, float], load: L
         rates[name] > model.rate_rps and load.rates_rps[name] > model.rate_rps
         for name, model in deployment.models.items()
     )
-
-
-@dataclass(frozen=True, slots=True)
-class CorrectedEstimator:
-    """An estimator that multiplies another estimator's latencies of some models by a factor."""
-
-    estimator: Estimator
-    factors: Mapping[str, float]  #: Measured over estimated time of a batch, by model.
-    #: Measured over estimated time of a batch, by model and neighbour: a factor for each such neighbour.
-    beside: Mapping[tuple[str, str], float] = field(default_factory=dict)
-
-    def estimate(
-        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
-    ) -> Estimate:
-        """Return the underlying estimate, its latency multiplied by the factors of the model and of its neighbours.
-
-        The interval is widened to hold the served latency: the error of the estimate is now measured.
-        """
-        estimate = self.estimator.estimate(model, device, batch, share, beside, processes)
-        neighbours = [self.beside[model, w.model] for w in beside if (model, w.model) in self.beside]
-        if model not in self.factors and not neighbours:
-            return estimate
-        factor = self.factors.get(model, 1.0) * math.prod(neighbours)
-        served, figure = factor * estimate.latency_ms.value, estimate.latency_ms
-        latency = Figure(
-            served,
-            f"{figure.source}, corrected by serving",
-            None if figure.low is None else min(figure.low, served),
-            None if figure.high is None else max(figure.high, served),
-        )
-        return replace(estimate, latency_ms=latency, overlapped_ms=factor * estimate.overlapped_ms)
-
-    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
-        """Return the batch sizes of the underlying estimator."""
-        return self.estimator.batches(model, device, share)
-
-    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
-        """Return the shares of the underlying estimator."""
-        return self.estimator.shares(model, device)
 
 
 #: Address for --public.
