@@ -28,7 +28,7 @@ _COLUMNS = make_columns(
 _NUMBERS = make_columns("number where printed here verdict")
 
 
-class PolicyOptions(Settings):
+class LabPolicyOptions(Settings):
     """Policies, and the page of results."""
 
     policies: tuple[str, ...] = option(
@@ -58,7 +58,7 @@ def _split(texts: Sequence[str]) -> list[str]:
 
 @app.command("run")
 def run_suites(
-    policies: PolicyOptions,
+    policies: LabPolicyOptions,
     sweep: SweepOptions,
     settings: LabSettings,
     suites: Annotated[
@@ -96,7 +96,7 @@ def run_suites(
 
 @app.command("figure")
 def draw_figures(
-    policies: PolicyOptions,
+    policies: LabPolicyOptions,
     settings: LabSettings,
     names: Annotated[
         list[str], typer.Argument(metavar="NAME...", help="Figures from gpuprof lab list, or a paper for all its own.")

@@ -39,8 +39,7 @@ class ArrivalProcessOptions(Settings):
 
     def list_rates(self) -> dict[str, float]:
         """Return requests per second by model. Raises `InputError` when no rate is given."""
-        from gpuprof.domain.demand import read_demands
-        from gpuprof.pipeline.arguments import name_demand
+        from gpuprof.domain.demand import name_demand, read_demands
 
         demands = () if self.slo_file is None else read_demands(self.slo_file)
         rates = {name_demand(demand).model: demand.rate_rps for demand in demands} | dict(self.rates_rps)

@@ -6,9 +6,10 @@ import csv
 import hashlib
 import io
 import math
+import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuprof.domain.file_access import decode_text, read_input
@@ -117,6 +118,24 @@ def read_demands(path: Path) -> DemandFile:
     if not demands:
         raise InputError(f"{path} holds no demands", "add a line such as resnet50,100,50")
     return demands
+
+
+def is_path(model: str) -> bool:
+    """Return whether a demand names its model by a path."""
+    return model.endswith(".onnx") or os.sep in model
+
+
+def model_name(model: str) -> str:
+    """Return the name of a demand's model: for a file its stem, for a chain the names of its steps."""
+    steps = (step.strip() for step in model.split(">"))
+    return ">".join(Path(step).stem if is_path(step) else step for step in steps)
+
+
+def name_demand(demand: Demand) -> Demand:
+    """Return a demand with names in place of paths; ``source_model`` only where the service has another name."""
+    name = demand.model if demand.source_model else model_name(demand.model)
+    source = model_name(demand.source_model or demand.model)
+    return replace(demand, model=name, source_model=None if source == name else source)
 
 
 def join_demands(name: str, demands: Sequence[Demand]) -> Demand:

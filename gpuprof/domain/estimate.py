@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Protocol, runtime_checkable
@@ -336,6 +337,17 @@ def batch_times(
     if isinstance(estimator, BatchSeriesEstimator):
         return estimator.batch_times(model, device, batches, share, processes)
     return tuple(estimator.estimate(model, device, batch, share, (), processes).latency_ms for batch in batches)
+
+
+def estimate_smallest(estimator: Estimator, model: str, device: Device) -> Estimate | None:
+    """Return the estimate of the smallest batch under the largest share with an estimate; None without an estimate.
+
+    Policies leave out workloads that failed or have no estimate, and report them.
+    """
+    for share in (Share(), *reversed(estimator.shares(model, device))):
+        with suppress(InputError):
+            return estimator.estimate(model, device, min(estimator.batches(model, device, share)), share)
+    return None
 
 
 @runtime_checkable

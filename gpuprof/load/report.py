@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.load.client import Schedule, SentRequests
@@ -20,6 +20,8 @@ CONFIDENCE = 0.95
 LAG_FRACTION = 0.1
 #: …and more than this.
 LAG_MS = 1.0
+#: Relative error of the predicted p99 above which its cause is reported.
+FAR_OFF = 0.15
 _STAGES = {"queue": "queue", "compute_input": "gather", "compute_infer": "infer", "compute_output": "scatter"}
 
 
@@ -106,6 +108,78 @@ class ModelResult:
     def client_is_limit(self) -> bool:
         """Return whether the client could not keep up, so that its delays are part of the latencies."""
         return self.lag_p99_ms > max(LAG_MS, LAG_FRACTION * (self.p50_ms or 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPrediction:
+    """Predicted figures of a model at a rate; None where no request is answered.
+
+    ``refused``: requests refused after the warm-up because they could not meet their SLO; ``infer_ms``: batch time,
+    mean over requests.
+    """
+
+    goodput_rps: float | None = None
+    p50_ms: float | None = None
+    p95_ms: float | None = None
+    p99_ms: float | None = None
+    refused: float | None = None
+    infer_ms: float | None = None
+
+
+def explain_result(
+    result: ModelResult,
+    is_kept: bool | None,
+    percentile: float,
+    row: Mapping[str, object],
+    stages: Mapping[str, object],
+    is_closed: bool = False,
+) -> str:
+    """Return a sentence on why a model missed its SLO or why its p99 is far from the prediction; else an empty text.
+
+    ``row`` and ``stages``: its `compare_figures` and stages, from which the errors of the predictions are read.
+    """
+    if is_closed:
+        return "closed loop: the map's SLO, which is planned for rates, does not apply"
+    unanswered = result.refused + result.failed + result.lost
+    if is_kept is False and 100.0 * unanswered > (100.0 - percentile) * result.sent:
+        parts = {"refused (503)": result.refused, "failed": result.failed, "without an answer": result.lost}
+        counts = ", ".join(f"{count:,} {word}" for word, count in parts.items() if count)
+        return f"of {result.sent:,} requests {counts}"
+    error, slower = row["p99_ms_error"], stages.get("infer_ms_error")
+    is_far = isinstance(error, float) and abs(error) > FAR_OFF
+    if is_kept is not False and not is_far:
+        return ""
+    if result.client_is_limit:
+        return f"the client itself sent late (p99 {result.lag_p99_ms:.1f} ms)"
+    if isinstance(slower, float) and slower > FAR_OFF:
+        return f"the model takes {100.0 * slower:.0f}% longer than predicted, and waiting grows with it"
+    if result.slowest_ms is not None:
+        parts_ms = {
+            "sending late": result.slowest_late_ms,
+            "the network": result.slowest_network_ms,
+            "the router": result.slowest_router_ms,
+            "waiting for a worker": result.slowest_queue_ms,
+            "the model": result.slowest_infer_ms,
+        }
+        part, spent_ms = max(parts_ms.items(), key=lambda item: item[1] or 0.0)
+        off = f"p99 is {100.0 * error:+.0f}% off the prediction: " if is_far and isinstance(error, float) else ""
+        return f"{off}of the slowest 1% ({result.slowest_ms:.1f} ms) {spent_ms or 0.0:.1f} ms went into {part}"
+    if is_far and isinstance(error, float):
+        return f"p99 is {100.0 * error:+.0f}% off the prediction"
+    return f"{result.answered - result.in_slo:,} of {result.sent:,} answers came after {result.slo_ms:g} ms"
+
+
+def compare_figures(result: ModelResult, predicted: LoadPrediction | None) -> dict[str, object]:
+    """Return measured and predicted figures side by side, with the errors relative to the prediction."""
+    row: dict[str, object] = {**asdict(result), "client_is_limit": result.client_is_limit}
+    row["predicted_refused"] = None if predicted is None else predicted.refused
+    for key in ("goodput_rps", "p50_ms", "p95_ms", "p99_ms"):
+        expected = None if predicted is None else getattr(predicted, key)
+        measured = getattr(result, key)
+        row[f"predicted_{key}"] = expected
+        is_comparable = expected is not None and 0.0 < expected < float("inf") and measured is not None
+        row[f"{key}_error"] = (measured - expected) / expected if is_comparable else None
+    return row
 
 
 def summarize(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -67,24 +66,6 @@ def resolve_demands(source: DemandsArgument) -> tuple[Demand, ...]:
     for demand in demands:
         require_possible(demand)
     return demands
-
-
-def is_path(model: str) -> bool:
-    """Return whether a demand names its model by a path."""
-    return model.endswith(".onnx") or os.sep in model
-
-
-def model_name(model: str) -> str:
-    """Return the name of a demand's model: for a file its stem, for a chain the names of its steps."""
-    steps = (step.strip() for step in model.split(">"))
-    return ">".join(Path(step).stem if is_path(step) else step for step in steps)
-
-
-def name_demand(demand: Demand) -> Demand:
-    """Return a demand with names in place of paths; ``source_model`` only where the service has another name."""
-    name = demand.model if demand.source_model else model_name(demand.model)
-    source = model_name(demand.source_model or demand.model)
-    return replace(demand, model=name, source_model=None if source == name else source)
 
 
 def locate_files(deployment: DeploymentMap, folder: Path) -> DeploymentMap:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.demand import Demand, Slo, name_demand
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.estimate import is_unstable
 from gpuprof.domain.map_sources import describe_basis
@@ -23,16 +23,15 @@ from gpuprof.pipeline.arguments import (
     map_folder,
     map_label,
     model_paths,
-    name_demand,
     resolve_demands,
     resolve_map,
 )
-from gpuprof.pipeline.chains import expand_chains
 from gpuprof.pipeline.place import describe_routers
 from gpuprof.pipeline.recorded_problem import OtherTimes, collect_map_evidence
 from gpuprof.pipeline.result import NoteCallback, NoteList, Result, say_nothing
 from gpuprof.pipeline.settings import option
 from gpuprof.placement import feasibility
+from gpuprof.placement.chains import expand_chains
 from gpuprof.placement.feasibility import Violation
 from gpuprof.plugins import identify
 from gpuprof.runtime.batch_items import describe_mixing, find_mixed_output

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -329,14 +328,3 @@ def require_sure(estimate: Estimate) -> None:
             f"but may take {low:.3g} to {latency.upper():.3g} ({latency.source}): more than {WIDE:g} times as long",
             _FIX,
         )
-
-
-def estimate_smallest(estimator: Estimator, model: str, device: Device) -> Estimate | None:
-    """Return the estimate of the smallest batch under the largest share with an estimate; None without an estimate.
-
-    Policies leave out workloads that failed or have no estimate, and report them.
-    """
-    for share in (Share(), *reversed(estimator.shares(model, device))):
-        with suppress(InputError):
-            return estimator.estimate(model, device, min(estimator.batches(model, device, share)), share)
-    return None

@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -34,7 +34,7 @@ from gpuprof.load.load import (
     run_load,
     send_times,
 )
-from gpuprof.load.report import ModelResult
+from gpuprof.load.report import LoadPrediction, ModelResult, compare_figures, explain_result
 from gpuprof.load.target import Target, describe_assumed
 from gpuprof.machine.cgroup import own_cores
 from gpuprof.machine.cores import MachineLoad, allowed_cores, avoiding_cores
@@ -63,8 +63,6 @@ if TYPE_CHECKING:
 
 #: Default address of a server.
 DEFAULT_URL = "http://127.0.0.1:8000"
-#: Relative error of the predicted p99 above which its cause is reported.
-FAR_OFF = 0.15
 #: Part of the cores' time taken by other programs, over a time in seconds, that is normal background activity.
 _BUSY_PART, _WATCH_S = 0.125, 0.5
 #: A rate below the capability of no machine.
@@ -442,62 +440,6 @@ def load(
     return replace(result, notes=(*notes.all(), *warnings), warnings=warnings)
 
 
-def explain_result(
-    result: ModelResult,
-    is_kept: bool | None,
-    percentile: float,
-    row: Mapping[str, object],
-    stages: Mapping[str, object],
-    is_closed: bool = False,
-) -> str:
-    """Return a sentence on why a model missed its SLO or why its p99 is far from the prediction; else an empty text.
-
-    ``row`` and ``stages``: its `compare_figures` and stages, from which the errors of the predictions are read.
-    """
-    if is_closed:
-        return "closed loop: the map's SLO, which is planned for rates, does not apply"
-    unanswered = result.refused + result.failed + result.lost
-    if is_kept is False and 100.0 * unanswered > (100.0 - percentile) * result.sent:
-        parts = {"refused (503)": result.refused, "failed": result.failed, "without an answer": result.lost}
-        counts = ", ".join(f"{count:,} {word}" for word, count in parts.items() if count)
-        return f"of {result.sent:,} requests {counts}"
-    error, slower = row["p99_ms_error"], stages.get("infer_ms_error")
-    is_far = isinstance(error, float) and abs(error) > FAR_OFF
-    if is_kept is not False and not is_far:
-        return ""
-    if result.client_is_limit:
-        return f"the client itself sent late (p99 {result.lag_p99_ms:.1f} ms)"
-    if isinstance(slower, float) and slower > FAR_OFF:
-        return f"the model takes {100.0 * slower:.0f}% longer than predicted, and waiting grows with it"
-    if result.slowest_ms is not None:
-        parts_ms = {
-            "sending late": result.slowest_late_ms,
-            "the network": result.slowest_network_ms,
-            "the router": result.slowest_router_ms,
-            "waiting for a worker": result.slowest_queue_ms,
-            "the model": result.slowest_infer_ms,
-        }
-        part, spent_ms = max(parts_ms.items(), key=lambda item: item[1] or 0.0)
-        off = f"p99 is {100.0 * error:+.0f}% off the prediction: " if is_far and isinstance(error, float) else ""
-        return f"{off}of the slowest 1% ({result.slowest_ms:.1f} ms) {spent_ms or 0.0:.1f} ms went into {part}"
-    if is_far and isinstance(error, float):
-        return f"p99 is {100.0 * error:+.0f}% off the prediction"
-    return f"{result.answered - result.in_slo:,} of {result.sent:,} answers came after {result.slo_ms:g} ms"
-
-
-def compare_figures(result: ModelResult, predicted: LoadPrediction | None) -> dict[str, object]:
-    """Return measured and predicted figures side by side, with the errors relative to the prediction."""
-    row: dict[str, object] = {**asdict(result), "client_is_limit": result.client_is_limit}
-    row["predicted_refused"] = None if predicted is None else predicted.refused
-    for key in ("goodput_rps", "p50_ms", "p95_ms", "p99_ms"):
-        expected = None if predicted is None else getattr(predicted, key)
-        measured = getattr(result, key)
-        row[f"predicted_{key}"] = expected
-        is_comparable = expected is not None and 0.0 < expected < float("inf") and measured is not None
-        row[f"{key}_error"] = (measured - expected) / expected if is_comparable else None
-    return row
-
-
 def _list_warnings(measured: LoadResult) -> Iterator[str]:
     for result in measured.outcome.results:
         if result.refused or result.failed or result.lost:
@@ -535,22 +477,6 @@ def report_elapsed(progress: ProgressCallback, step: str, total_s: float) -> Ite
         ended.set()
         thread.join()
     progress(Progress(step, total, total))
-
-
-@dataclass(frozen=True, slots=True)
-class LoadPrediction:
-    """Predicted figures of a model at a rate; None where no request is answered.
-
-    ``refused``: requests refused after the warm-up because they could not meet their SLO; ``infer_ms``: batch time,
-    mean over requests.
-    """
-
-    goodput_rps: float | None = None
-    p50_ms: float | None = None
-    p95_ms: float | None = None
-    p99_ms: float | None = None
-    refused: float | None = None
-    infer_ms: float | None = None
 
 
 def predict_load(

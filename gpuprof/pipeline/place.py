@@ -29,13 +29,13 @@ from gpuprof.pipeline.arguments import (
     resolve_demands,
     resolve_map,
 )
-from gpuprof.pipeline.chains import divide_by_time, divide_slos
 from gpuprof.pipeline.estimate import describe_full_occupancy
 from gpuprof.pipeline.map_merging import MapMerger
 from gpuprof.pipeline.problem import PlanningOptions, build_problem, default_limit_s, plan_map
 from gpuprof.pipeline.result import NoteCallback, NoteList, Progress, ProgressCallback, Result, say_nothing
 from gpuprof.pipeline.settings import Settings, option
 from gpuprof.pipeline.simulate import ServiceSettings, SimulatedTraffic
+from gpuprof.placement.chains import divide_by_time, divide_slos
 from gpuprof.placement.feasibility import find_excess_time
 from gpuprof.placement.limit import Limit, early_stop, interruptible
 from gpuprof.placement.placement import Placement

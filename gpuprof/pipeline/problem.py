@@ -14,10 +14,10 @@ from typing import ClassVar
 
 from gpuprof.domain.arrival_process import FORMS, ArrivalProcess, parse_arrivals
 from gpuprof.domain.catalogue import devices
-from gpuprof.domain.demand import Demand, DemandFile
+from gpuprof.domain.demand import Demand, DemandFile, is_path, model_name, name_demand
 from gpuprof.domain.deployment import DeploymentMap, ModelFile, PlannedDevices, PlannedWith
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimator, TriedRuns, describe_unknown_ops, rename_workloads
+from gpuprof.domain.estimate import Estimator, TriedRuns, describe_unknown_ops, estimate_smallest, rename_workloads
 from gpuprof.domain.fleet import ANY, Fleet, FleetEntry, parse_fleet, read_fleet
 from gpuprof.domain.host_work import NO_HOST_WORK, HostWork
 from gpuprof.domain.plural import count_of
@@ -45,8 +45,7 @@ from gpuprof.graph.file import read_onnx
 from gpuprof.graph.load import read_fixed_batch
 from gpuprof.graph.served_interface import find_uncarried
 from gpuprof.kernel_db.store import COPIES, KernelDb
-from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, is_path, model_name, name_demand, resolve_demands
-from gpuprof.pipeline.chains import divide_slos, expand_chains
+from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, resolve_demands
 from gpuprof.pipeline.devices import (
     describe_choice,
     describe_empty,
@@ -56,10 +55,11 @@ from gpuprof.pipeline.devices import (
     read_own_devices,
     resolve_device,
 )
-from gpuprof.pipeline.estimate import estimate_smallest, require_sure
+from gpuprof.pipeline.estimate import require_sure
 from gpuprof.pipeline.result import NoteCallback, say_nothing
 from gpuprof.pipeline.serving_cost import serving_overhead_ms, serving_work
 from gpuprof.pipeline.settings import DEVICE_FILE, HOST_US, PRECISION, RUNTIME, Dims, Settings, option
+from gpuprof.placement.chains import divide_slos, expand_chains
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.policies import Policy

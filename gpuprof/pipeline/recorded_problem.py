@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from gpuprof.domain.demand import Demand, Slo, join_demands, require_possible
+from gpuprof.domain.demand import Demand, Slo, join_demands, name_demand, require_possible
 from gpuprof.domain.deployment import DeploymentMap, PlannedDevices
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import NOTHING_TRIED, Estimator, TriedRuns
@@ -19,7 +19,7 @@ from gpuprof.estimators.builtin import DEFAULT, is_plugin, name_services, name_t
 from gpuprof.estimators.cross_gpu.kernels import parse_execution
 from gpuprof.graph.file import read_onnx
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.pipeline.arguments import PathArgument, locate_files, model_paths, name_demand
+from gpuprof.pipeline.arguments import PathArgument, locate_files, model_paths
 from gpuprof.pipeline.devices import (
     make_database_estimator,
     make_named_estimator,

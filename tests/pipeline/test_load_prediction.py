@@ -14,8 +14,9 @@ from gpuprof.cli.main import main
 from gpuprof.domain.deployment import DeploymentMap, PlannedWith, Replica, parse_map, write_map
 from gpuprof.domain.host_work import HostWork
 from gpuprof.load.load import LoadSettings, RequestStream, send_times
+from gpuprof.load.report import LoadPrediction
 from gpuprof.machine.cgroup import own_cores
-from gpuprof.pipeline.load import LoadPrediction, predict_load, worker_cores
+from gpuprof.pipeline.load import predict_load, worker_cores
 from tests.serving.running import map_of
 from tests.serving.running import replica as replica_in_json
 from tests.simulator.maps import make_map, replica

@@ -17,8 +17,8 @@ from gpuprof.errors import InputError
 from gpuprof.load.load import make_requests
 from gpuprof.load.target import Target, requests_for
 from gpuprof.pipeline import place
-from gpuprof.pipeline.chains import divide_by_time
 from gpuprof.pipeline.problem import build_problem
+from gpuprof.placement.chains import divide_by_time
 from gpuprof.placement.policies import make_policy
 from gpuprof.serving.transport.datatypes import TensorSpec
 from tests.estimators.rows import database, measured_row

@@ -7,11 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gpuprof.domain.demand import Demand, Slo, require_possible
+from gpuprof.domain.demand import Demand, Slo, model_name, name_demand, require_possible
 from gpuprof.domain.deployment import Chain
+from gpuprof.domain.estimate import estimate_smallest
 from gpuprof.errors import InputError
-from gpuprof.pipeline.arguments import model_name, name_demand
-from gpuprof.pipeline.estimate import estimate_smallest
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 
