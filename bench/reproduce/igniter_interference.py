@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from gpuprof.cli.output import Column, Format, print_rows, print_text
+from gpuprof.cli.output import Format, print_rows, print_text
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.estimate import Estimator, Workload
 from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.share import Share
+from gpuprof.domain.table import Column
 from gpuprof.estimators.builtin import make_estimator
 from gpuprof.estimators.igniter.igniter import (
     HardwareCoefficients,

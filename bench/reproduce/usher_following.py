@@ -19,10 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
-from gpuprof.cli.output import Column, Format, print_rows
+from gpuprof.cli.output import Format, print_rows
 from gpuprof.domain.arrival_process import ArrivalProcess, RecordedArrivals
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.number_format import NumberFormat
+from gpuprof.domain.table import Column
 from gpuprof.lab.cells import LabCell, make_problem, parse_policy
 from gpuprof.lab.laboratory import PrintedNumber
 from gpuprof.lab.scenarios import find_scenario

@@ -13,11 +13,12 @@ from typing import Annotated, ClassVar
 import typer
 
 import gpuprof
-from gpuprof.cli.output import Column, Format, make_columns, print_rows, print_text, say_note, show_progress
+from gpuprof.cli.output import Format, print_rows, print_text, say_note, show_progress
 from gpuprof.cli.place import DemandOptions
-from gpuprof.domain.number_format import NumberFormat
+from gpuprof.domain.table import Column, make_columns
 from gpuprof.domain.validation import NotNegative
 from gpuprof.errors import InfeasibleError, InputError
+from gpuprof.pipeline.compare import SHOW
 from gpuprof.pipeline.settings import Names, Settings, option
 from gpuprof.placement.policies import DEFAULT
 
@@ -26,10 +27,6 @@ _SOURCE = re.compile(r"\d[\d,]* replicas? \((\S+) of the requests\) ([^;]+)")
 
 def _to_percent(value: object) -> str:
     return f"{value:.0%}" if isinstance(value, int | float) else "–"
-
-
-def _to_signed(value: object) -> str:
-    return f"{value:+.1f}%" if isinstance(value, int | float) else "–"
 
 
 def _shorten_sources(value: object) -> str:
@@ -58,12 +55,7 @@ _GPU_COLUMNS = make_columns(
 _CELL_COLUMNS = make_columns(
     "model dims device share processes batch before_ms after_ms change_pct:change smallest_pct:smallest_seen runs "
     "verdict ops:from",
-    {
-        "before_ms": NumberFormat(4),
-        "after_ms": NumberFormat(4),
-        "change_pct": _to_signed,
-        "smallest_pct": _to_signed,
-    },
+    SHOW,
 )
 
 

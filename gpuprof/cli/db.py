@@ -11,8 +11,9 @@ import typer
 
 import gpuprof
 from gpuprof.cli.options import DEFAULT_DB, DbOption, Verbs
-from gpuprof.cli.output import Column, Format, print_rows, say_note
+from gpuprof.cli.output import Format, print_rows, say_note
 from gpuprof.domain.plural import count_of
+from gpuprof.domain.table import Column
 
 app = Verbs(help="Query, compact and fill the kernel database.")
 

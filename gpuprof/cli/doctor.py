@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import gpuprof
 from gpuprof.cli.options import DEFAULT_DB, DbOption
-from gpuprof.cli.output import Format, make_columns, print_rows, print_text
+from gpuprof.cli.output import Format, print_rows, print_text
+from gpuprof.domain.table import make_columns
 
 if TYPE_CHECKING:
     from gpuprof.machine.doctor import Finding

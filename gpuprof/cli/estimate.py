@@ -9,8 +9,9 @@ import typer
 
 import gpuprof
 from gpuprof.cli.options import complete_models
-from gpuprof.cli.output import Format, make_columns, print_rows, say_note
+from gpuprof.cli.output import Format, print_rows, say_note
 from gpuprof.domain.number_format import NumberFormat
+from gpuprof.domain.table import make_columns
 from gpuprof.pipeline.estimate import short_name
 
 _ESTIMATED = make_columns(

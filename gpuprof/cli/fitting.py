@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gpuprof
 from gpuprof.cli.options import ModelsArgument
-from gpuprof.cli.output import Format, make_columns, print_rows, say_note, show_progress
+from gpuprof.cli.output import Format, print_rows, say_note, show_progress
+from gpuprof.domain.table import make_columns
 
 _COEFFICIENTS = make_columns("of coefficient value unit")
 _RANKED = make_columns(

@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.options import Verbs
-from gpuprof.cli.output import Column, Format, make_columns, print_rows, print_text, say_note, show_progress
+from gpuprof.cli.output import Format, print_rows, print_text, say_note, show_progress
 from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.plural import count_of
+from gpuprof.domain.table import Column, make_columns
 from gpuprof.domain.validation import Count
 from gpuprof.errors import PluginError
 from gpuprof.lab.laboratory import DrawnFigure, LabSettings, draw, figure_titles, run, write_page

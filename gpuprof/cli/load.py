@@ -11,7 +11,6 @@ import gpuprof
 from gpuprof.cli.output import (
     Format,
     VerdictOptions,
-    make_columns,
     print_json,
     print_rows,
     print_text,
@@ -20,6 +19,7 @@ from gpuprof.cli.output import (
     show_verdicts,
 )
 from gpuprof.domain.plural import count_of
+from gpuprof.domain.table import make_columns
 from gpuprof.errors import InputError
 from gpuprof.pipeline.load import DEFAULT_URL
 

@@ -11,10 +11,11 @@ import typer
 
 import gpuprof
 from gpuprof.cli.options import MapFileArgument
-from gpuprof.cli.output import Format, make_columns, print_json, print_rows, print_text, say_note, show_progress
+from gpuprof.cli.output import Format, print_json, print_rows, print_text, say_note, show_progress
 from gpuprof.domain.map_sources import record_basis
 from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.plural import count_of
+from gpuprof.domain.table import make_columns
 
 _FAULTS = make_columns("rule where times message:what_is_wrong")
 

@@ -9,8 +9,9 @@ import typer
 
 import gpuprof
 from gpuprof.cli.options import NetworksArgument, Verbs, complete_devices, output_option
-from gpuprof.cli.output import Format, make_columns, mebibytes, print_rows, say_note, show_progress
+from gpuprof.cli.output import Format, print_rows, say_note, show_progress
 from gpuprof.domain.deployment import LARGEST_BATCH
+from gpuprof.domain.table import make_columns, mebibytes
 from gpuprof.errors import InputError
 
 zoo = Verbs(help="Build standard networks as ONNX files with random weights, offline, or change a network's batch.")

@@ -239,20 +239,21 @@ def check_output_file(path: Path | None) -> Path | None:
     """
     if path is None:
         return None
-    folder = path.absolute().parent
+    folder, fix = path.absolute().parent, "name a file that you may write"
+    obstacle: str | None
     if path.is_dir():
-        raise InputError(f"cannot write {path}: it is a directory", "name a file in it")
-    if path.is_fifo() and describe_special_file(path):
-        raise InputError(f"cannot write {path}: it is a named pipe, which nobody may read", "name a file")
-    if not folder.is_dir():
-        what = "is no directory" if folder.exists() else "does not exist"
-        raise InputError(f"cannot write {path}: {folder} {what}", "name a file in a directory that exists")
-    if path.exists():
+        obstacle, fix = "it is a directory", "name a file in it"
+    elif path.is_fifo() and describe_special_file(path):
+        obstacle, fix = "it is a named pipe, which nobody may read", "name a file"
+    elif not folder.is_dir():
+        obstacle = f"{folder} {'is no directory' if folder.exists() else 'does not exist'}"
+        fix = "name a file in a directory that exists"
+    elif path.exists():
         obstacle = None if os.access(path, os.W_OK) else "permission denied"
     else:
         obstacle = find_write_obstacle(folder)
     if obstacle is not None:
-        raise InputError(f"cannot write {path}: {obstacle}", "name a file that you may write")
+        raise InputError(f"cannot write {path}: {obstacle}", fix)
     return path
 
 

@@ -6,19 +6,18 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import field_validator
 
-from gpuprof.domain.number_format import NumberFormat
+from gpuprof.domain.table import Column, ColumnTexts, show_column
 from gpuprof.errors import InputError
 from gpuprof.pipeline.settings import Settings, option
-from gpuprof.pipeline.verdicts import SloVerdict, check_output, replace_non_finite
+from gpuprof.pipeline.verdicts import VERDICTS, SloVerdict, check_output, replace_non_finite
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,21 +36,6 @@ _KEYS = (
     "share_pct processes beside node gpu mig turns setting quantity end_s suite scenario run_id sm_share_pct "
     "mig_profile position"
 )
-_HEADINGS = {
-    "cost_per_hour": "$/h",
-    "gpus": "GPUs",
-    "latency_mean_ms": "mean ms",
-    "latency_p50_ms": "p50 ms",
-    "latency_p99_ms": "p99 ms",
-    "memory_peak_bytes": "memory MiB",
-    "mig": "MIG",
-    "processes": "procs",
-    "rate_rps": "req/s",
-    "slo_ms": "SLO ms",
-    "source": "from",
-    "throughput_rps": "requests/s",
-}
-_UNITS = {"_ms": " ms", "_us": " µs", "_rps": "/s", "_pct": " %", "_bytes": " MiB", "_s": " s"}
 
 
 class Format(StrEnum):
@@ -60,45 +44,6 @@ class Format(StrEnum):
     TABLE = "table"
     JSON = "json"
     CSV = "csv"
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table: its key in each row, its heading, and the text of a value.
-
-    Without ``show``, numbers are rounded, bytes in MiB, errors in percent. JSON and CSV contain every key of the row,
-    unrounded, even without a column.
-    """
-
-    key: str
-    heading: str
-    show: Callable[[object], str] | None = None
-
-    @property
-    def is_joined(self) -> bool:
-        """Whether the column qualifies the preceding one and must follow it."""
-        return self.key.startswith("predicted_") or self.key.endswith(
-            ("_error", "_source", "interval", "_low_ms", "_high_ms")
-        )
-
-
-def make_columns(text: str, show: Mapping[str, Callable[[object], str]] | None = None) -> tuple[Column, ...]:
-    """Return columns from words ``key``, or ``key:heading_with_underscores`` where the heading does not follow from it.
-
-    ``show``: texts of values, by key.
-    """
-    pairs = (word.partition(":") for word in text.split())
-    headings = {key: heading.replace("_", " ") or _make_heading(key) for key, _, heading in pairs}
-    return tuple(Column(key, heading, (show or {}).get(key)) for key, heading in headings.items())
-
-
-def _make_heading(key: str) -> str:
-    if key.startswith("predicted_") or key.endswith("_error"):
-        return "predicted" if key.startswith("predicted_") else "off by"
-    if key in _HEADINGS:
-        return _HEADINGS[key]
-    name, unit = next(((key.removesuffix(end), unit) for end, unit in _UNITS.items() if key.endswith(end)), (key, ""))
-    return "from" if key.endswith("_source") else f"{name.replace('_', ' ')}{unit}"
 
 
 def chosen_format(as_json: bool, as_csv: bool) -> Format:
@@ -176,16 +121,6 @@ def show_progress(refresh_between: bool = True) -> Iterator[ProgressCallback]:
         yield show
 
 
-def mebibytes(value: object) -> str:
-    """Show bytes as MiB; None as a dash."""
-    return f"{value / 2**20:,.1f}" if isinstance(value, int | float) else "–"
-
-
-def percent(value: object) -> str:
-    """Show a fraction as a signed percentage; None as a dash."""
-    return f"{100 * value:+.1f}%" if isinstance(value, int | float) else "–"
-
-
 def _print_csv(rows: Sequence[Mapping[str, object]], keys: Sequence[str]) -> None:
     # The columns that people see first, then all others: programs get every key of any row.
     names = list(dict.fromkeys([*keys, *(name for row in rows for name in row)]))
@@ -197,40 +132,6 @@ def _print_csv(rows: Sequence[Mapping[str, object]], keys: Sequence[str]) -> Non
 
 def _flatten_value(value: object) -> object:
     return json.dumps(value) if isinstance(value, dict | list | tuple) else value
-
-
-@dataclass(frozen=True, slots=True)
-class _Cells:
-    """A column with the texts of its rows."""
-
-    column: Column
-    texts: Sequence[str]
-    is_number: bool  #: Numbers stand to the right, and are not wrapped.
-
-
-def _make_cells(rows: Sequence[Mapping[str, object]], column: Column) -> _Cells:
-    values, show = [row.get(column.key) for row in rows], column.show
-    is_number = all(isinstance(value, int | float | None) and not isinstance(value, bool) for value in values)
-    if show is None and is_number:
-        show = _choose_number_format(column.key)
-    if isinstance(show, NumberFormat):
-        return _Cells(column, show.show_column(values), is_number)
-    show = show or _show_value
-    return _Cells(column, ["–" if value is None else show(value) for value in values], is_number)
-
-
-def _choose_number_format(key: str) -> Callable[[object], str]:
-    if key.endswith(("_bytes", "_error")):
-        return mebibytes if key.endswith("_bytes") else percent
-    return NumberFormat(4 if key.endswith(("_rps", "in_time_pct")) or key.startswith("cost_") else 3)
-
-
-def _show_value(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_show_value, value))
-    return NumberFormat(4)(value) if isinstance(value, float) else str(value)
 
 
 def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column], title: str) -> None:
@@ -246,7 +147,7 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
     if title:
         console.print(Text(title))
     columns = [column for column in columns if not rows or any(row.get(column.key) not in (None, "") for row in rows)]
-    for number, part in enumerate(_split_columns([_make_cells(rows, column) for column in columns], console.width)):
+    for number, part in enumerate(_split_columns([show_column(rows, column) for column in columns], console.width)):
         table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
         widths: Sequence[int | None] = _share_width(part, console.width) or [None] * len(part)
         for cells, width in zip(part, widths, strict=True):
@@ -259,7 +160,7 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
         console.print(table)
 
 
-def _share_width(part: Sequence[_Cells], width: int) -> list[int] | None:
+def _share_width(part: Sequence[ColumnTexts], width: int) -> list[int] | None:
     """Return the width of each column of a table, the widest narrowed first; None where words would be broken."""
     from rich.cells import cell_len
 
@@ -277,7 +178,7 @@ def _share_width(part: Sequence[_Cells], width: int) -> list[int] | None:
     return widths
 
 
-def _split_columns(shown: Sequence[_Cells], width: int) -> Iterator[Sequence[_Cells]]:
+def _split_columns(shown: Sequence[ColumnTexts], width: int) -> Iterator[Sequence[ColumnTexts]]:
     """Yield the columns of each table: the keys, and as many others as fit beside them."""
     keys = [cells for cells in shown if cells.column.key in _KEYS.split()] or list(shown[:1])
     part, rest = list(keys), [cells for cells in shown if cells not in keys]
@@ -295,11 +196,6 @@ def _split_columns(shown: Sequence[_Cells], width: int) -> Iterator[Sequence[_Ce
 def _has_width(console: Console) -> bool:
     """Return whether the output goes to a terminal, or its width is given by ``COLUMNS``."""
     return console.is_terminal or "COLUMNS" in os.environ
-
-
-_VERDICTS = make_columns(
-    "model verdict:SLO in_time_pct latency_ms:p99_ms predicted_ms slo_ms rate_rps:sent/s goodput_rps"
-)
 
 
 class VerdictOptions(Settings):
@@ -327,7 +223,7 @@ class VerdictOptions(Settings):
 
 def show_verdicts(verdicts: Sequence[SloVerdict]) -> None:
     """Print the verdicts; predictions only where there are any."""
-    print_rows([verdict.record() for verdict in verdicts], _VERDICTS, Format.TABLE)
+    print_rows([verdict.record() for verdict in verdicts], VERDICTS, Format.TABLE)
     for verdict in verdicts:
         if verdict.reason:
             print_text(f"{verdict.model}: {verdict.reason}")

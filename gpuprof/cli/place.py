@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import ClassVar
 
 import gpuprof
-from gpuprof.cli.output import Format, make_columns, print_json, print_rows, print_text, say_note, show_progress
+from gpuprof.cli.output import Format, print_json, print_rows, print_text, say_note, show_progress
 from gpuprof.domain.map_sources import describe_basis, describe_certainty, describe_sources, record_basis, summarize_map
 from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.plural import count_of
+from gpuprof.domain.table import make_columns
 from gpuprof.domain.validation import collect_distinct
 from gpuprof.pipeline.settings import Settings, option
 from gpuprof.placement.policies import DEFAULT, make_policy

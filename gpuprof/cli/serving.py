@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 import gpuprof
-from gpuprof.cli.output import Format, make_columns, print_rows, say, say_note
+from gpuprof.cli.output import Format, print_rows, say, say_note
 from gpuprof.domain.plural import count_of
+from gpuprof.domain.table import make_columns
 from gpuprof.pipeline.serve import run_map_server
 
 

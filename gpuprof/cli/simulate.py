@@ -9,18 +9,10 @@ import typer
 
 import gpuprof
 from gpuprof.cli.options import MapFileArgument
-from gpuprof.cli.output import (
-    Format,
-    VerdictOptions,
-    make_columns,
-    print_json,
-    print_rows,
-    say_note,
-    show_progress,
-    show_verdicts,
-)
+from gpuprof.cli.output import Format, VerdictOptions, print_json, print_rows, say_note, show_progress, show_verdicts
 from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.plural import count_of
+from gpuprof.domain.table import make_columns
 from gpuprof.errors import InputError
 from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
 

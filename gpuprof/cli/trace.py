@@ -10,8 +10,9 @@ import typer
 
 import gpuprof
 from gpuprof.cli.options import Verbs, output_option
-from gpuprof.cli.output import Format, make_columns, print_rows, say_note
+from gpuprof.cli.output import Format, print_rows, say_note
 from gpuprof.domain.plural import count_of
+from gpuprof.domain.table import make_columns
 from gpuprof.domain.validation import Positive
 from gpuprof.errors import InputError
 from gpuprof.pipeline.settings import ARRIVALS, Names, Rates, Settings, option

@@ -26,7 +26,7 @@ from gpuprof.pipeline.result import Progress, ProgressCallback, Result, say_noth
 from gpuprof.pipeline.settings import Settings, option
 from gpuprof.placement.policies import Policy, describe_policy
 from gpuprof.reporting.chart import Axis, Chart, group_bars, join_points
-from gpuprof.reporting.document import Section, Table, page
+from gpuprof.reporting.document import Section, Table, make_table, page
 
 #: Part of the arriving requests that counts as near-optimal (thesis §6.2.2).
 _NEAR_OPTIMAL = 0.9
@@ -557,7 +557,7 @@ def _make_suite_section(suite: str, records: Sequence[Record]) -> Section:
             bars = group_bars(groups, series, unit)
             charts.append(Chart(f"{suite}: {unit}", Axis("scenario", names=groups), Axis(unit), boxes=bars))
     shown = [name for name in COLUMNS if any(record.get(name) not in (None, "") for record in records)]
-    table = Table(tuple(shown), tuple(tuple(_FORMAT(record.get(name)) for name in shown) for record in records))
+    table = make_table(records, " ".join(shown))
     text = f"{len(records)} cells; goodput and lateness are simulated, devices and cost are those of the maps."
     return Section(suite, text, tuple(charts), table, "simulated")
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 from gpuprof.domain.fleet import Fleet
 from gpuprof.domain.map_sources import describe_sources
+from gpuprof.domain.number_format import NumberFormat
+from gpuprof.domain.table import format_markdown, make_columns
 from gpuprof.errors import InfeasibleError, InputError, refuse_unwritable
 from gpuprof.kernel_db.comparison import (
     CellChange,
@@ -187,6 +189,19 @@ def _rank(outcome: Outcome) -> tuple[bool, float, str]:
     return not is_met, figures.cost_per_hour if figures else float("inf"), outcome.name
 
 
+def _show_change(value: object) -> str:
+    return f"{value:+.1f}%" if isinstance(value, int | float) else "–"
+
+
+#: Texts of the figures of a cell.
+SHOW: Mapping[str, Callable[[object], str]] = {
+    "before_ms": NumberFormat(4),
+    "after_ms": NumberFormat(4),
+    "change_pct": _show_change,
+    "smallest_pct": _show_change,
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class CompareDatabasesResult(Result):
     """Changes between two sides, cell by cell.
@@ -232,16 +247,9 @@ class CompareDatabasesResult(Result):
 
     def to_markdown(self) -> str:
         """Return the comparison as markdown: the verdict, and a table of the cells."""
-        lines = [self.verdict(), "", "| cell | before ms | after ms | change | smallest seen | verdict | from |"]
-        lines.append("|---|---|---|---|---|---|---|")
-        for change in self.changes:
-            row = self._row(change)
-            smallest = "–" if change.smallest is None else f"{100 * change.smallest:.1f}%"
-            lines.append(
-                f"| {_name_cell(change.key)} | {change.before_ms:.4g} | {change.after_ms:.4g} | "
-                f"{100 * change.change:+.1f}% | {smallest} | {change.verdict.value} | {row['ops'] or '–'} |"
-            )
-        return "\n".join(lines) + "\n"
+        rows = [{**self._row(change), "cell": _name_cell(change.key)} for change in self.changes]
+        words = "cell before_ms after_ms change_pct:change smallest_pct:smallest_seen verdict ops:from"
+        return f"{self.verdict()}\n\n{format_markdown(rows, make_columns(words, SHOW))}"
 
     def write_junit(self, path: PathArgument) -> Path:
         """Write a JUnit report with a test for each cell, which fails where the slowdown exceeds the threshold.

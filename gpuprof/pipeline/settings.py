@@ -160,18 +160,14 @@ def split_names(value: object) -> object:
 Names: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(split_names)]
 
 
-def count_reader(most: int) -> Callable[[object], object]:
-    """Return a validator that reads whole numbers up to ``most`` from texts such as ``1,8,32``, ascending."""
-
-    def read(value: object) -> object:
-        if not isinstance(value, str):
-            return value
-        words = [word.strip() for word in value.split(",")]
-        if not all(word.isdecimal() and len(word) <= len(str(most)) and 1 <= int(word) <= most for word in words):
-            raise ValueError(f"must be whole numbers from 1 to {most:,}, as in 1,8,32,")
-        return tuple(sorted(set(map(int, words))))
-
-    return read
+def _read_sizes(value: object) -> object:
+    """Return the whole numbers in a text such as ``1,8,32``, ascending; other values unchanged."""
+    if not isinstance(value, str):
+        return value
+    words, digits = [word.strip() for word in value.split(",")], len(str(LARGEST_BATCH))
+    if not all(word.isdecimal() and len(word) <= digits and 1 <= int(word) <= LARGEST_BATCH for word in words):
+        raise ValueError(f"must be whole numbers from 1 to {LARGEST_BATCH:,}, as in 1,8,32,")
+    return tuple(sorted(set(map(int, words))))
 
 
 READ_RATES = by_model("the rate", _parse_rate)
@@ -188,4 +184,4 @@ Rates: TypeAlias = Annotated[Mapping[str, NotNegative], READ_RATES]
 #: A batch size.
 Batch: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
 #: Batch sizes, ascending: a sequence, or a text such as ``1,8,32``.
-Batches: TypeAlias = Annotated[tuple[Batch, ...], BeforeValidator(count_reader(LARGEST_BATCH))]
+Batches: TypeAlias = Annotated[tuple[Batch, ...], BeforeValidator(_read_sizes)]

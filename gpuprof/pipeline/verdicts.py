@@ -12,22 +12,15 @@ from typing import ClassVar
 from xml.etree import ElementTree
 
 from gpuprof.domain.file_access import write_atomically
-from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.plural import count_of
+from gpuprof.domain.table import format_markdown, make_columns
 from gpuprof.errors import InputError, SloMissedError, refuse_unwritable
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.result import Result
 
-_HEADINGS = {
-    "model": "model",
-    "verdict": "verdict",
-    "in_time_pct": "in time %",
-    "percentile": "of %",
-    "latency_ms": "p99 ms",
-    "predicted_ms": "predicted",
-    "slo_ms": "SLO ms",
-    "reason": "reason",
-}
+VERDICTS = make_columns(
+    "model verdict:SLO in_time_pct latency_ms:p99_ms predicted_ms slo_ms rate_rps:sent/s goodput_rps"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +93,8 @@ class JudgedResult(Result):
         if target.suffix == ".json":
             text = f"{json.dumps(replace_non_finite(self.document()), indent=1)}\n"
         else:
-            verdicts = self.verdicts()
-            text = format_markdown(verdicts) if target.suffix == ".md" else format_junit(verdicts, self.verb)
+            verdicts, is_table = self.verdicts(), target.suffix == ".md"
+            text = format_verdicts(verdicts) if is_table else format_junit(verdicts, self.verb)
         with refuse_unwritable(target):
             write_atomically(target, text.encode())
 
@@ -127,15 +120,10 @@ def replace_non_finite(value: object) -> object:
     return value
 
 
-def format_markdown(verdicts: Sequence[SloVerdict]) -> str:
+def format_verdicts(verdicts: Sequence[SloVerdict]) -> str:
     """Return the verdicts as a Markdown table with a line per model."""
-    show = NumberFormat(4)
-    lines = [f"| {' | '.join(_HEADINGS.values())} |", f"|{'---|' * len(_HEADINGS)}"]
-    for verdict in verdicts:
-        record = verdict.record()
-        cells = (record[key] if isinstance(record[key], str) else show(record[key]) for key in _HEADINGS)
-        lines.append(f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in cells)} |")
-    return "\n".join(lines) + "\n"
+    columns = (*VERDICTS, *make_columns("percentile:of_% reason"))
+    return format_markdown([verdict.record() for verdict in verdicts], columns)
 
 
 def format_junit(verdicts: Sequence[SloVerdict], verb: str) -> str:

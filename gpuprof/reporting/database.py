@@ -9,8 +9,7 @@ from gpuprof.domain.plural import count_of
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow, RunRow
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.reporting.chart import show_number
-from gpuprof.reporting.document import Section, Table
+from gpuprof.reporting.document import Section, Table, make_table
 from gpuprof.reporting.figures import batch_and_share_figures, roofline_figure, timeline_figure
 
 
@@ -42,21 +41,20 @@ def make_database_sections(database: KernelDb, name: str) -> list[Section]:
 
 def _make_index(by_model: Mapping[str, Sequence[ModelRow]]) -> Table:
     """Return a table of the measurements, a row for each model."""
-    headings = ("model", "device", "batches", "shares in %", "workloads", "least batch ms", "most requests/s")
-    rows = []
-    for model, rows_of_model in by_model.items():
-        times = [row.latency_p50_ms for row in rows_of_model if row.latency_p50_ms]
-        rates = [row.throughput_rps for row in rows_of_model if row.throughput_rps]
-        cells = (
-            ", ".join(sorted({row.device for row in rows_of_model})),
-            _list_numbers({row.batch for row in rows_of_model}),
-            _list_numbers({row.sm_share_pct for row in rows_of_model if row.sm_share_pct is not None}),
-            f"{len(rows_of_model):,}",
-            show_number(min(times)) if times else "–",
-            show_number(max(rates)) if rates else "–",
-        )
-        rows.append((model, *cells))
-    return Table(headings, tuple(rows))
+    rows = [
+        {
+            "model": model,
+            "device": ", ".join(sorted({row.device for row in rows_of_model})),
+            "batches": _list_numbers({row.batch for row in rows_of_model}),
+            "shares": _list_numbers({row.sm_share_pct for row in rows_of_model if row.sm_share_pct is not None}),
+            "workloads": len(rows_of_model),
+            "least_ms": min((row.latency_p50_ms for row in rows_of_model if row.latency_p50_ms), default=None),
+            "most_rps": max((row.throughput_rps for row in rows_of_model if row.throughput_rps), default=None),
+        }
+        for model, rows_of_model in by_model.items()
+    ]
+    columns = "model device batches shares:shares_in_% workloads least_ms:least_batch_ms most_rps:most_requests/s"
+    return make_table(rows, columns)
 
 
 def _list_numbers(values: Collection[float]) -> str:

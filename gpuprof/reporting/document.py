@@ -13,10 +13,10 @@ from typing import Any
 from gpuprof.domain.deployment import DeploymentMap, parse_map
 from gpuprof.domain.file_access import read_input
 from gpuprof.domain.map_sources import describe_basis, describe_sources, is_observed
-from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.plural import count_of
+from gpuprof.domain.table import make_columns, show_column
 from gpuprof.errors import InputError
-from gpuprof.reporting.chart import Chart, inline, show_number
+from gpuprof.reporting.chart import Chart, inline
 from gpuprof.reporting.figures import (
     cdf_figure,
     comparison_figures,
@@ -137,8 +137,8 @@ def _make_map_section(deployment: DeploymentMap, where: str) -> Section:
             "model": name,
             "rate_rps": model.rate_rps,
             "slo_ms": model.slo_ms,
-            "predicted goodput/s": None if model.predicted is None else model.predicted.goodput_rps,
-            "predicted p99 ms": None if model.predicted is None else model.predicted.p99_ms,
+            "goodput_rps": None if model.predicted is None else model.predicted.goodput_rps,
+            "p99_ms": None if model.predicted is None else model.predicted.p99_ms,
             "sources": "; ".join(sorted(sources_by_model.get(name, ()))) or None,
         }
         for name, model in deployment.models.items()
@@ -148,7 +148,10 @@ def _make_map_section(deployment: DeploymentMap, where: str) -> Section:
         f"Map of {deployment.policy}",
         text,
         (map_figure(deployment),),
-        _make_table(rows, tuple(rows[0]) if rows else ()),
+        make_table(
+            rows,
+            "model rate_rps slo_ms goodput_rps:predicted_goodput/s p99_ms:predicted_p99_ms sources:batch_times_from",
+        ),
         source,
     )
 
@@ -170,9 +173,7 @@ def _make_simulation_sections(content: Mapping[str, Any], where: str) -> list[Se
     text = f"{where}: {content['requests']:,} requests in {content['duration_s']:g} s, seed {content['seed']}."
     if basis := (content.get("basis") or {}).get("text"):
         text += f" Batch times: {basis}."
-    table = _make_table(
-        models, ("model", "rate_rps", "goodput_rps", "in_time_pct", "slo_ms", "p50_ms", "p95_ms", "p99_ms")
-    )
+    table = make_table(models, "model rate_rps goodput_rps in_time_pct slo_ms p50_ms p95_ms p99_ms")
     return [
         Section("Simulation", text, tuple(chart for chart in charts if chart is not None), table, "simulated"),
         *(
@@ -191,11 +192,14 @@ def _make_simulation_sections(content: Mapping[str, Any], where: str) -> list[Se
 def _make_policy_sections(runs: Mapping[str, Mapping[str, Any]], where: str) -> list[Section]:
     """Return a section that compares how policies followed the same load, and the folded sections of each."""
     rows = [run["rescheduling"] for run in runs.values()]
-    keys = ("policy", "mean_gpus", "most_gpus", "cost", "maps", "started", "goodput_rps", "in_time_pct", "worst_p99_ms")
+    keys = (
+        "policy mean_gpus:devices_in_the_mean most_gpus:devices_at_most cost:$ maps started:replicas_started "
+        "goodput_rps in_time_pct worst_p99_ms"
+    )
     devices = devices_over_time_figure({policy: run["epochs"] for policy, run in runs.items()})
     charts = (*([] if devices is None else [devices]), in_time_over_time_figure(runs))
     sections = [
-        Section("Policies over time", f"{where}: the same requests.", charts, _make_table(rows, keys), "simulated")
+        Section("Policies over time", f"{where}: the same requests.", charts, make_table(rows, keys), "simulated")
     ]
     for policy, run in runs.items():
         sections += [
@@ -207,7 +211,7 @@ def _make_policy_sections(runs: Mapping[str, Mapping[str, Any]], where: str) -> 
 
 def _make_load_section(rows: Sequence[Mapping[str, Any]], where: str) -> Section:
     _require_names(rows, "model")
-    table = _make_table(rows, ("model", "rate_rps", "goodput_rps", "slo_ms", "p50_ms", "p95_ms", "p99_ms"))
+    table = make_table(rows, "model rate_rps goodput_rps slo_ms p50_ms p95_ms p99_ms")
     text = f"{where}: what clients measured."
     is_predicted = any(row.get("predicted_goodput_rps") is not None for row in rows)
     if is_predicted:
@@ -219,53 +223,28 @@ def _make_load_section(rows: Sequence[Mapping[str, Any]], where: str) -> Section
 def _make_comparison_section(rows: Sequence[Mapping[str, Any]], where: str, subject: str) -> Section:
     """Return the section of a comparison: policies on one fleet, or kinds of GPUs under one policy."""
     _require_names(rows, subject)
-    keys = [subject, "gpus", "cost_per_hour", "goodput_rps", "missing_rps", "lower_bound_gpus", "seconds", "sources"]
-    columns = [key for key in keys if any(row.get(key) is not None for row in rows)]
+    words = "gpus:devices cost_per_hour goodput_rps missing_rps lower_bound_gpus:devices_at_least seconds "
+    words += "sources:batch_times_from"
+    columns = [word for word in words.split() if any(row.get(word.partition(":")[0]) is not None for row in rows)]
     noun = "policy" if subject == "policy" else "kind of GPU"
     text = f"{where}: what the same demands take by {noun}."
     remarks = [f"{row[subject]}: {row['remark']}" for row in rows if row.get("remark")]
     text += "".join(f" {remark.rstrip('.')}." for remark in remarks)
     title = f"Comparison of {'policies' if subject == 'policy' else 'kinds of GPUs'}"
-    return Section(title, text, comparison_figures(rows, subject, noun), _make_table(rows, columns), "predicted")
+    return Section(
+        title,
+        text,
+        comparison_figures(rows, subject, noun),
+        make_table(rows, " ".join([subject, *columns])),
+        "predicted",
+    )
 
 
-_HEADINGS = {
-    "gpus": "devices",
-    "cost_per_hour": "dollars an hour",
-    "missing_rps": "missing/s",
-    "lower_bound_gpus": "devices at least",
-    "sources": "batch times from",
-    "rate_rps": "requests/s",
-    "goodput_rps": "goodput/s",
-    "in_time_pct": "in time %",
-    "slo_ms": "SLO ms",
-    "mean_gpus": "devices in the mean",
-    "most_gpus": "devices at most",
-    "cost": "dollars",
-    "started": "replicas started",
-    "worst_p99_ms": "worst p99 ms",
-}
-
-
-def _make_table(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> Table:
-    headings = tuple(_HEADINGS.get(key, key.replace("_", " ")) for key in keys)
-    columns = [_format_column(key, [row.get(key) for row in rows]) for key in keys]
-    return Table(headings, tuple(zip(*columns, strict=True)))
-
-
-def _format_column(key: str, values: Sequence[object]) -> list[str]:
-    """Return numbers with equal decimals in all rows, percentages with one decimal, and other values unchanged."""
-    if key.endswith("_pct"):
-        return [f"{value:,.1f}" if isinstance(value, int | float) else "–" for value in values]
-    if all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values):
-        return NumberFormat(4).show_column(values)
-    return [_format_number(value) for value in values]
-
-
-def _format_number(value: object) -> str:
-    if value is None:
-        return "–"
-    return show_number(value) if isinstance(value, float) else str(value)
+def make_table(rows: Sequence[Mapping[str, Any]], columns: str) -> Table:
+    """Return a table; ``columns``: as `gpuprof.domain.table.make_columns` takes them."""
+    shown = [show_column(rows, column) for column in make_columns(columns)]
+    headings = tuple(cells.column.heading for cells in shown)
+    return Table(headings, tuple(zip(*(cells.texts for cells in shown), strict=True)))
 
 
 #: Reports are mailed and opened from a disk: no content, whatever a model's name, may send data.

@@ -9,8 +9,9 @@ from xml.etree import ElementTree
 import pytest
 
 from gpuprof.cli.load import _show
-from gpuprof.cli.output import Format, make_columns, mebibytes, percent, print_json, print_rows
+from gpuprof.cli.output import Format, print_json, print_rows
 from gpuprof.domain.number_format import NumberFormat
+from gpuprof.domain.table import make_columns, mebibytes, percent
 from gpuprof.errors import SloMissedError
 from gpuprof.load.load import LoadOutcome
 from gpuprof.load.report import ModelResult
@@ -160,7 +161,7 @@ def test_verdicts_are_written_as_markdown_and_junit(tmp_path: Path) -> None:
     result = result_of(*_MODELS)
     result.write(tmp_path / "verdicts.md")
     lines = (tmp_path / "verdicts.md").read_text().splitlines()
-    assert lines[0].startswith("| model | verdict |") and len(lines) == 4
+    assert lines[0].startswith("| model | SLO |") and len(lines) == 4
     assert lines[2].startswith("| resnet50_of_the_shop | missed |") and "| kept | 99.50 |" in lines[3]
     result.write(tmp_path / "verdicts.xml")
     (suite,) = ElementTree.parse(tmp_path / "verdicts.xml").getroot()
