@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 _GAP = 3
 #: Width of tables in a pipe, which has none of its own.
 _PIPE_COLUMNS = 200
-#: Columns that identify a row: they stand in every part of a table that is too wide for the terminal.
-_KEYS = (
-    "model policy batch predictor where neighbour first replica place begin_s number verdict device dims share "
-    "share_pct processes beside node gpu mig turns setting quantity end_s suite scenario run_id sm_share_pct "
-    "mig_profile position"
+#: Columns that identify a row, and its conditions: they stand in every part of a table that is too wide for the
+#: terminal, or above it where all rows have the same condition.
+_SUBJECTS = "model policy batch predictor where neighbour first replica place begin_s number verdict"
+_CONDITIONS = (
+    "device dims share share_pct processes beside node gpu mig turns setting quantity end_s suite scenario run_id "
+    "sm_share_pct mig_profile position"
 )
 
 
@@ -144,10 +145,16 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
     console = Console()
     if not _has_width(console):
         console.width = _PIPE_COLUMNS
-    if title:
-        console.print(Text(title))
     columns = [column for column in columns if not rows or any(row.get(column.key) not in (None, "") for row in rows)]
-    for number, part in enumerate(_split_columns([show_column(rows, column) for column in columns], console.width)):
+    shown = [show_column(rows, column) for column in columns]
+    is_wide = _share_width(shown, console.width) is None
+    common = [cells for cells in shown if is_wide and cells.column.key in _CONDITIONS.split()]
+    common = [cells for cells in common if len(set(cells.texts)) == 1]
+    lines = (title, "; ".join(f"{cells.column.heading}: {cells.texts[0]}" for cells in common))
+    for line in filter(None, lines):
+        console.print(Text(line))
+    shown = [cells for cells in shown if cells not in common] or shown[:1]
+    for number, part in enumerate(_split_columns(shown, console.width)):
         table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
         widths: Sequence[int | None] = _share_width(part, console.width) or [None] * len(part)
         for cells, width in zip(part, widths, strict=True):
@@ -180,7 +187,7 @@ def _share_width(part: Sequence[ColumnTexts], width: int) -> list[int] | None:
 
 def _split_columns(shown: Sequence[ColumnTexts], width: int) -> Iterator[Sequence[ColumnTexts]]:
     """Yield the columns of each table: the keys, and as many others as fit beside them."""
-    keys = [cells for cells in shown if cells.column.key in _KEYS.split()] or list(shown[:1])
+    keys = [cells for cells in shown if cells.column.key in f"{_SUBJECTS} {_CONDITIONS}".split()] or list(shown[:1])
     part, rest = list(keys), [cells for cells in shown if cells not in keys]
     while rest:
         size = next((i for i, cells in enumerate(rest[1:], 1) if not cells.column.is_joined), len(rest))
