@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import typer
 
@@ -59,19 +58,12 @@ _CELL_COLUMNS = make_columns(
 )
 
 
-class Compared(StrEnum):
-    """The subject of a row of the comparison."""
-
-    POLICY = "policy"
-    GPU = "gpu"
-
-
 class PolicyListOptions(Settings):
     """Rows of the comparison."""
 
     title: ClassVar[str] = "Comparison"
 
-    by: Compared = option(Compared.POLICY, "Rows to compare: policies on one fleet, or each kind of gpu alone.")
+    by: Literal["policy", "gpu"] = option("policy", "Rows: policies on one fleet, or each kind of gpu alone.")
     policies: Names = option(
         (), "Policies by name, separated by commas; default: all; with --by gpu optimal.", values="policies"
     )
@@ -114,7 +106,7 @@ def compare(
     if sides:
         _compare_databases(sides, databases, demands.db, chosen)
         return
-    is_by_gpu = policies.by is Compared.GPU
+    is_by_gpu = policies.by == "gpu"
     with show_progress() as show:
         if is_by_gpu:
             if len(policies.policies) > 1:

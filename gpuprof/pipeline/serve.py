@@ -209,7 +209,7 @@ class ServeSettings(Settings):
     otlp: str | None = option(
         None, "Send OpenTelemetry traces to this collector, http://HOST:4318.", metavar="URL", panel=_TELEMETRY
     )
-    log: str = option("text", "Form of the log on stderr: text or json.", panel=_TELEMETRY)
+    log: Literal["text", "json"] = option("text", "Form of the log on stderr: text or json.", panel=_TELEMETRY)
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gpuprof.domain.plural import count_of
-from gpuprof.errors import InputError, unknown_name
+from gpuprof.errors import InputError
 from gpuprof.pipeline.devices import database_path, open_database, open_existing, resolve_device
 from gpuprof.pipeline.result import Progress, ProgressCallback, Result, say_nothing
 from gpuprof.pipeline.settings import Names, Settings, option
@@ -133,7 +133,9 @@ class EvaluateOptions(TrainOptions):
     estimator: str | None = option(
         None, "Estimator to judge instead of the regressors: a name, or package.module:Class."
     )
-    leave_out: str = option("models", "Units left out one at a time with --estimator: models or devices.")
+    leave_out: Literal["models", "devices"] = option(
+        "models", "Units left out in turn with --estimator: models or devices."
+    )
     by_architecture: bool = option(False, "Show a line for each left-out unit instead of one for all.")
 
 
@@ -209,10 +211,8 @@ def evaluate(
 
 
 def _judge_estimator(chosen: EvaluateOptions, name: str, progress: ProgressCallback) -> EvaluateResult:
-    from gpuprof.estimators.held_out import HELD_OUT_UNITS, estimate_held_out, summarise_held_out
+    from gpuprof.estimators.held_out import estimate_held_out, summarise_held_out
 
-    if chosen.leave_out not in HELD_OUT_UNITS:
-        raise unknown_name("unit to leave out", chosen.leave_out, list(HELD_OUT_UNITS))
     database = open_existing(database_path(chosen.db))
     latencies = estimate_held_out(
         name,

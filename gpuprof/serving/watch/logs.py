@@ -6,8 +6,7 @@ import datetime
 import json
 import logging
 import sys
-
-from gpuprof.errors import unknown_name
+from typing import Literal
 
 LOGGER = logging.getLogger("gpuprof.serving")
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
@@ -36,17 +35,8 @@ class JsonFormatter(logging.Formatter):
 FORMATTERS: dict[str, type[TextFormatter] | type[JsonFormatter]] = {"text": TextFormatter, "json": JsonFormatter}
 
 
-def configure_logging(form: str) -> None:
-    """Send the server's log to stderr: as text only warnings, as JSON also information, which programs filter.
-
-    Raises `InputError` for an unknown ``form``.
-
-    Parameters
-    ----------
-    form : {"text", "json"}
-    """
-    if form not in FORMATTERS:
-        raise unknown_name("form of log", form, list(FORMATTERS))
+def configure_logging(form: Literal["text", "json"]) -> None:
+    """Send the server's log to stderr: as text only warnings, as JSON also information, which programs filter."""
     logging.raiseExceptions = False  # the log's destination may be full; serving continues
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(FORMATTERS[form]())
