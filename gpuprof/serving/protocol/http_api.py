@@ -139,7 +139,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Return the buffer for the next bytes: the arena while a large body is being received."""
         if self._view is not None:
             return self._view
-        return memoryview(self._owner.scratch)
+        return self._owner.scratch
 
     def buffer_updated(self, count: int) -> None:
         """Handle received bytes."""
@@ -154,7 +154,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         if self.is_idle:
             self._since, self._is_new = time.monotonic(), False
-        self._pending += memoryview(self._owner.scratch)[:count]
+        self._pending += self._owner.scratch[:count]
         if self._can_read:
             self._read_pending()
         elif len(self._pending) > SCRATCH_BYTES and self._transport is not None and not self._is_paused:
@@ -521,7 +521,7 @@ class HttpApi:
     def __init__(self, router: Router, settings: ServerSettings) -> None:
         self.router, self.arena = router, router.arena
         self.max_connections = settings.max_connections
-        self.scratch = bytearray(SCRATCH_BYTES)
+        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.connections: set[HttpConnection] = set()
         self.turned_away = 0
         self.cached_heads: dict[bytes, CachedHead] = {}

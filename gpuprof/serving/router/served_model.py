@@ -263,15 +263,15 @@ class ServedModel:
     def answer(self, inference: Inference, answer: BatchAnswer, position: int) -> None:
         """Deliver an answer to its client."""
         now = time.monotonic()
-        if self.tracer is not None:
-            self.tracer.record_answer(self.name, inference)
         # The protocol releases the slot when it has written the answer.
         slot, inference.output_slot = inference.output_slot, None
         inference.on_done(inference, answer.outputs[position], slot)
         inference.release(self.arena)
-        # The observation comes last, so that the client does not wait for it. Only requests without retries or
-        # overtaking measure the error of the forecast. Requests with a deadline below the SLO are excluded: they are
-        # often slightly late, and would cause other requests to be refused.
+        # The rest comes last, so that the client does not wait for it.
+        if self.tracer is not None:
+            self.tracer.record_answer(self.name, inference)
+        # Only requests without retries or overtaking measure the error of the forecast. Requests with a deadline below
+        # the SLO are excluded: they are often slightly late, and would cause other requests to be refused.
         if inference.attempts == 1 and not inference.overtaken and inference.deadline_ms >= self.slo_ms:
             latency_ms = 1000.0 * (now - inference.arrived)
             self.reserve.observe(inference.expected_ms, latency_ms, inference.deadline_ms, now, answer.requests)

@@ -338,19 +338,20 @@ class ServedReplica:
         self.send_batches()
 
     def on_batch_done(self, batch: SentBatch, answer: BatchAnswer) -> None:
-        """Count an answered batch and deliver its answers."""
-        requests = len(batch.inferences)
-        self.statistics.add_batch(batch.rows, requests, answer.gather_ns, answer.infer_ns, answer.scatter_ns)
+        """Deliver the answers of a batch, then count them: neither worker nor clients wait for that."""
         if self._queue.rows:
             self.send_batches()  # before the answers are written: the worker must not wait for them
         now, now_ms = time.monotonic(), int(time.time() * 1000)
+        stages = answer.gather_ns, answer.infer_ns, answer.scatter_ns
         for position, inference in enumerate(batch.inferences):
-            queue_ns, took_s = int(1e9 * (inference.sent - inference.arrived)), now - inference.arrived
-            inference.times = StageTimes(queue_ns, answer.gather_ns, answer.infer_ns, answer.scatter_ns)
-            in_slo = 1000.0 * took_s <= inference.deadline_ms
-            self.statistics.add_answer(inference.rows, int(1e9 * took_s), queue_ns, in_slo, now_ms)
+            inference.times = StageTimes(int(1e9 * (inference.sent - inference.arrived)), *stages)
             self._owner.answer(inference, answer, position)
-        # Last: neither worker nor clients wait for it.
+        statistics = self.statistics
+        statistics.add_batch(batch.rows, len(batch.inferences), *stages)
+        for inference in batch.inferences:
+            took_s = now - inference.arrived
+            in_slo = 1000.0 * took_s <= inference.deadline_ms
+            statistics.add_answer(inference.rows, int(1e9 * took_s), inference.times.queue, in_slo, now_ms)
         self.latency.observe(min(batch.rows, self.plan.batch), batch.took_ms, now)
 
     def on_batch_failed(self, batch: SentBatch, message: str) -> None:

@@ -377,8 +377,8 @@ class ProcessWorker(ServedWorker):
             number, gather_ns, infer_ns, scatter_ns, tensors = frame.head
             outputs = self._outputs(tensors, frame.payload)
             batch = self.sent.pop(number)
-            self._learn_output_size(batch, outputs)
             self._on_done(batch, BatchAnswer(gather_ns, infer_ns, scatter_ns, outputs, len(outputs)))
+            self._learn_output_size(batch, outputs)
         elif frame.kind == FrameKind.FAILED:
             number, message = frame.head
             self._on_failure(self.sent.pop(number), message)
@@ -426,7 +426,7 @@ class ProcessWorker(ServedWorker):
     def _learn_output_size(self, batch: SentBatch, outputs: list[list[OutputTensor]]) -> None:
         """Record the output size of models with open shapes."""
         for inference, tensors in zip(batch.inferences, outputs, strict=True):
-            if inference.output_slot is None and self._count_output_bytes(inference.rows) is None:
+            if self._count_output_bytes(inference.rows) is None:
                 size = sum([len(tensor.data) for tensor in tensors])
                 self._learned_row_bytes = max(self._learned_row_bytes, size / inference.rows)
 

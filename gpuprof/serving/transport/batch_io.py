@@ -8,6 +8,8 @@ from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gpuprof.serving.transport.arena import ALIGNMENT
 from gpuprof.serving.transport.datatypes import ITEM_BYTES, NUMPY_NAMES, ModelSpec, join_strings, split_strings
 from gpuprof.serving.transport.wire import Buffer
@@ -60,22 +62,16 @@ class BatchInputs:
             requests.append(arrays)
         if len(requests) == 1:
             return requests[0]
-        import numpy as np
-
         return [np.concatenate(column) for column in zip(*requests, strict=True)]
 
 
 @cache
 def _numpy_type(datatype: str) -> Any:
     """Return numpy's type itself: a lookup by name takes longer than making the array."""
-    import numpy as np
-
     return np.dtype(NUMPY_NAMES[datatype])
 
 
 def _array(data: memoryview, datatype: str, shape: list[int]) -> Array:
-    import numpy as np
-
     if datatype == "BYTES":
         texts = [text.decode() for text in split_strings(data, prod(shape))]
         return np.array(texts, dtype=object).reshape(shape)
@@ -117,17 +113,16 @@ class BatchOutputs:
         return descriptions, payload
 
     def _bytes(self, piece: Array, position: int) -> Buffer:
-        import numpy as np
-
         if self._spec.outputs[position].datatype == "BYTES":
             return join_strings([str(text).encode(errors="surrogateescape") for text in piece.ravel()])
+        if piece.nbytes <= INLINE_BYTES:  # a copy is cheaper than views
+            return piece.tobytes()
         return np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
 
     def _write(
         self, pieces: list[tuple[int, list[int], Buffer]], slot: tuple[int, int] | None, payload: list[Buffer]
     ) -> list[tuple[int, list[int], int, int]]:
-        sizes = [len(data) for _, _, data in pieces]
-        if slot is None or sum(sizes) <= INLINE_BYTES or sum(map(_align_size, sizes)) > slot[1]:
+        if slot is None or sum([_align_size(len(data)) for _, _, data in pieces]) > slot[1]:
             payload += [data for _, _, data in pieces]
             return [(position, shape, INLINE, len(data)) for position, shape, data in pieces]
         descriptions = []

@@ -73,12 +73,12 @@ class FrameBuffer:
 
     def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
         self.limit = limit
-        self._buffer = bytearray(CHUNK_BYTES)
+        self._view = memoryview(bytearray(CHUNK_BYTES))
         self._filled = 0
 
     def free_view(self) -> memoryview:
         """Return the free part of the buffer, for the next bytes."""
-        return memoryview(self._buffer)[self._filled :]
+        return self._view[self._filled :]
 
     def take(self, count: int) -> list[Frame]:
         """Return the frames completed by ``count`` more received bytes.
@@ -86,7 +86,7 @@ class FrameBuffer:
         Raises `ValueError` when the bytes are no frame.
         """
         self._filled += count
-        view, filled, start = memoryview(self._buffer), self._filled, 0
+        view, filled, start = self._view, self._filled, 0
         frames = []
         needed = _PREFIX.size
         while filled - start >= _PREFIX.size:
@@ -104,14 +104,14 @@ class FrameBuffer:
             frames.append(Frame(kind, orjson.loads(view[begin:split]), memoryview(bytes(view[split:start]))))
         if start == filled:
             self._filled = 0
-            if len(self._buffer) > CHUNK_BYTES:
-                self._buffer = bytearray(CHUNK_BYTES)
-        elif start or needed > len(self._buffer):
+            if len(view) > CHUNK_BYTES:
+                self._view = memoryview(bytearray(CHUNK_BYTES))
+        elif start or needed > len(view):
             remainder = bytes(view[start:filled])
-            if needed > len(self._buffer):
-                self._buffer = bytearray(needed)
+            if needed > len(view):
+                self._view = memoryview(bytearray(needed))
             self._filled = len(remainder)
-            self._buffer[: self._filled] = remainder
+            self._view[: self._filled] = remainder
         return frames
 
 

@@ -120,6 +120,19 @@ def played(
 
 
 @played()
+async def test_clients_are_answered_before_the_answers_are_counted(
+    replica: ServedReplica, workers: list[FakeWorker], owner: Owner
+) -> None:
+    counted: list[int] = []
+    owner.answer = lambda *_: counted.append(replica.statistics.answered)  # type: ignore[method-assign]
+    for name in range(4):
+        replica.submit(inference(name))
+    workers[0].finish()
+    assert counted == [0] * 4
+    assert replica.statistics.answered == 4
+
+
+@played()
 async def test_a_full_batch_goes_at_once(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
     for name in range(3):
         replica.submit(inference(name))
