@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import platform
+import socket
 import subprocess
 import sys
 import tempfile
@@ -111,6 +112,9 @@ def over_http(options: ServingOptions) -> None:
             requests = requests_for(Target("127.0.0.1", port), "m", None, 0)
             ours = MeasuredServer("gpuprof", process, http_loop(port, requests, case.concurrency))
             _show("gpuprof", case, measure_loop(process, options.seconds, ours.loop))
+            with bare_chain(port, requests[0]) as (chain, chain_port):
+                loop = http_loop(chain_port, requests[:1], case.concurrency)
+                _show_beside(MeasuredServer("two bare processes", chain, loop), case, options, ours)
             for peer in options.peers:
                 if peer.largest_http is None or len(_tensor(case.model)) <= peer.largest_http:
                     _show_peer(peer, case, options, ours, requests[0])
@@ -257,6 +261,23 @@ def grpc_echo() -> Iterator[tuple[psutil.Process, int]]:
     """Serve what gives back each message as it came: what grpcio itself costs."""
     with subprocess.Popen([sys.executable, "-m", "bench.grpc_echo"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
+        try:
+            yield psutil.Process(process.pid), int(process.stdout.readline())
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def bare_chain(port: int, request: bytes) -> Iterator[tuple[psutil.Process, int]]:
+    """Serve the answer of the server at ``port`` to this request without reading it: what wake-ups cost."""
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(request.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b"")).replace(b"Connection: close\r\n", b"", 1)
+    command = [sys.executable, "-m", "bench.http_chain", str(len(request))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        with process.stdin:
+            process.stdin.write(answer)
         try:
             yield psutil.Process(process.pid), int(process.stdout.readline())
         finally:

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "Makefile", ROOT / "bench/gpu/run.sh", *ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 PAGES += ROOT.glob("bench/**/*.md")
 #: Started by `bench.serving`.
-STARTED = {"bench.grpc_echo", "bench.peers.litserve_app", "bench.peers.ray_app"}
+STARTED = {"bench.grpc_echo", "bench.http_chain", "bench.peers.litserve_app", "bench.peers.ray_app"}
 
 
 def test_no_command_of_bench_is_without_a_page() -> None:
