@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import MEASURED, Estimate, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.placement.contract import LinearEstimator
 
 
 @dataclass(frozen=True)
@@ -31,3 +32,15 @@ class TabledEstimator:
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
         return tuple(sorted({w.share for w in self.throughput_rps if w.model == model}, key=device.fraction))
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchBound(LinearEstimator):
+    """Times that no share changes, as of a model whose launches take longer than its kernels."""
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Return the time under the whole device."""
+        whole = LinearEstimator.estimate(self, model, device, batch, replace(share, sm_pct=100.0), beside, processes)
+        return replace(whole, workload=Workload(model, batch, share, processes))

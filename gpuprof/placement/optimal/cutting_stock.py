@@ -3,15 +3,19 @@
 Alike demands form a class of any number, and equal replicas serve each demand: its parts. A pattern is the content of a
 device, every part with a share and a batch that keep its SLO beside the others (`PartitionPlanner`). The duals of the
 relaxation price the parts, patterns that are worth more than their device are filled greedily, and the integer program
-chooses among all patterns. This is a heuristic and proves nothing.
+chooses among all patterns, those of as few equal devices as serve a few demands together among them. This is a
+heuristic and proves nothing.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain, combinations
 
 from gpuprof.domain.demand import Demand
 from gpuprof.placement.bin import MOST_REPLICAS
@@ -22,6 +26,9 @@ from gpuprof.placement.optimal.local_search import PartitionPlanner
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import EXACT, Program, Solution
+
+#: Demands of which all sets are tried on equal devices.
+_MOST_TOGETHER = 4
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -54,6 +61,7 @@ class CuttingStock:
     choices: Choices
     limit: Limit
     _classes: dict[str, list[Demand]] = field(init=False)
+    _rates_rps: dict[str, float] = field(default_factory=dict)
     _patterns: dict[_PatternKey, _Pattern] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -62,8 +70,12 @@ class CuttingStock:
             classes[self.planner.segments.first_alike(demand.model)].append(demand)
         self._classes = dict(classes)
 
-    def place(self) -> tuple[PlacedGpu, ...] | None:
-        """Return the cheapest map found; None where some demand cannot be served whole on a device without MIG."""
+    def place(self, demands: Sequence[Demand]) -> tuple[PlacedGpu, ...] | None:
+        """Return the cheapest map found; None where some demand cannot be served whole on a device without MIG.
+
+        ``demands``: those of the problem, at any rates.
+        """
+        self._rates_rps, self._patterns = {demand.model: demand.rate_rps for demand in demands}, {}
         parts = [part for model in self._classes for part in self._list_parts(model)]
         for part in parts:
             for entry in self.problem.fleet.entries:
@@ -71,6 +83,7 @@ class CuttingStock:
         if {part.model for part in parts} != self._classes.keys():
             return None
         until = self.limit.keeping((self.limit.left_s or 0.0) / 4.0)
+        parts = list(dict.fromkeys((*parts, *self._list_equal(until))))
         for entry in self.problem.fleet.entries:
             device = entry.device
             least = {part: self.planner.least_pct(device, None, (part.model, self._rate_rps(part))) for part in parts}
@@ -95,7 +108,7 @@ class CuttingStock:
         most = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
         costs: dict[int, float] = {}
         for segment in self.choices[model]:
-            divisor = math.ceil(demand.rate_rps / segment.capacity_rps * (1.0 - 1e-9))
+            divisor = math.ceil(self._rates_rps[model] / segment.capacity_rps * (1.0 - 1e-9))
             if segment.share.mig is None and divisor <= most:
                 cost = divisor * segment.fraction * self.problem.entry(segment.device).price_per_hour
                 costs[divisor] = min(cost, costs.get(divisor, math.inf))
@@ -104,6 +117,24 @@ class CuttingStock:
             if cost < least * (1.0 - EXACT):
                 least = cost
                 yield DemandPart(model, divisor)
+
+    def _list_equal(self, limit: Limit) -> Iterator[DemandPart]:
+        """Yield the parts of a few demands on as few equal devices as serve them together, and add their patterns."""
+        names = [self.planner.segments.first_alike(demand.model) for demand in self.problem.demands]
+        sizes = range(2, len(names) + 1) if len(names) <= _MOST_TOGETHER else ()
+        for models in dict.fromkeys(chain.from_iterable(combinations(names, size) for size in sizes)):
+            most = min(self.problem.demand(model).max_replicas or MOST_REPLICAS for model in models)
+            for entry in self.problem.fleet.entries:
+                serves = partial(self._serve_equally, entry.device.name, models, limit)
+                number = 1 + bisect_left(range(1, most + 1), True, key=serves)
+                if number <= most and not limit.is_over:
+                    parts = [DemandPart(model, number) for model in models]
+                    self._add(entry.device.name, parts)
+                    yield from parts
+
+    def _serve_equally(self, kind: str, models: Sequence[str], limit: Limit, number: int) -> bool:
+        """Return whether so many equal devices serve demands together; True where the time is up."""
+        return limit.is_over or self._plan(kind, [DemandPart(model, number) for model in models]) is not None
 
     def _add(self, kind: str, parts: Sequence[DemandPart]) -> None:
         """Plan a device with these parts, and keep the pattern where they keep their SLOs together."""
@@ -119,7 +150,7 @@ class CuttingStock:
         return self.planner.plan(self.problem.device(kind), None, tasks, partition)
 
     def _rate_rps(self, part: DemandPart) -> float:
-        return self.problem.demand(part.model).rate_rps / part.divisor
+        return self._rates_rps[part.model] / part.divisor
 
     def _fill_devices(self, kind: str, price: float, values: Mapping[DemandPart, float], limit: Limit) -> None:
         """Add the patterns worth more than their device: each begins with a part, and is filled by worth per share."""

@@ -234,9 +234,12 @@ class Search:
         if not (self._is_counted and self._best.unplaced):  # patterns serve demands whole
             kept_s = (self.limit.left_s or 0.0) / (2.0 if self._is_queued else 4.0)
             limit = self.limit.keeping(kept_s)
-            stock = CuttingStock(offers.problem, planner, offers.list_choices(), limit).place()
-            if stock is not None:
-                yield self._judge.settle(stock, "patterns of replicas")
+            stock = CuttingStock(offers.problem, planner, offers.list_choices(), limit)
+
+            def place(demands: Sequence[Demand]) -> Gpus:
+                return stock.place(demands) or self._best.gpus
+
+            yield from self._repair(offers.segments, "patterns of replicas", place, limit)
         if not self._is_queued:
             yield from self._run_program(offers, offers.list_choices, self._halve_limit(), is_every=True)
 

@@ -28,7 +28,7 @@ from gpuprof.placement.problem import Options, Problem, collect_evidence
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 from gpuprof.placement.published.igniter import Igniter
 from gpuprof.placement.segment import Segments, SharedSegments
-from tests.placement.table import TabledEstimator
+from tests.placement.table import LaunchBound, TabledEstimator
 
 OPTIMAL = Optimal()
 BUDGET = Options(latency_budget=0.5, max_processes=3)
@@ -235,18 +235,6 @@ def test_with_confidence_it_plans_as_if_the_upper_ends_were_the_means(budget: fl
         for given in (careful, slower)
     ]
     assert capacities[0] == pytest.approx(capacities[1], rel=1e-6)
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchBound(LinearEstimator):
-    """Times that no share changes, as of a model whose launches take longer than its kernels."""
-
-    def estimate(
-        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
-    ) -> Estimate:
-        """Return the time under the whole device."""
-        whole = LinearEstimator.estimate(self, model, device, batch, replace(share, sm_pct=100.0), beside, processes)
-        return replace(whole, workload=Workload(model, batch, share, processes))
 
 
 def _place(count: int, options: Options) -> Placement:

@@ -23,6 +23,7 @@ from gpuprof.placement.optimal.restricted_master import RestrictedMaster, solve_
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.segment import Segment, Segments
+from tests.placement.table import LaunchBound
 
 WHOLE = ("plain", None)
 
@@ -150,7 +151,7 @@ BUDGET = Options(latency_budget=0.5)
 def _search(given: Problem) -> Placement:
     segments = Segments(given)
     choices = CandidateSegments(given, segments).list_choices()
-    gpus = CuttingStock(given, PartitionPlanner(given, segments), choices, Limit()).place()
+    gpus = CuttingStock(given, PartitionPlanner(given, segments), choices, Limit()).place(given.demands)
     assert gpus is not None
     return Placement("", gpus)
 
@@ -164,6 +165,13 @@ def test_alike_demands_take_the_devices_of_their_best_pattern_at_any_number() ->
         assert patterns.rates_rps() == pytest.approx({demand.model: 80.0 for demand in given.demands})
         most = max(sum(1 for _ in gpu.replicas()) for gpu in patterns.gpus)
         assert len(patterns.gpus) == -(-count // most)
+
+
+def test_large_demands_share_equal_devices_that_serve_both() -> None:
+    """A replica serves 800/s alone under any share, and 667/s beside another: 2700/s take at most five pairs."""
+    estimator = LaunchBound(slowdown=0.2)
+    given = problem([demand(model, 2700.0, 60.0) for model in "ab"], estimator=estimator, options=BUDGET)
+    assert len(_search(given).gpus) <= 5
 
 
 def test_a_counted_fleet_serves_the_higher_priority_first() -> None:
