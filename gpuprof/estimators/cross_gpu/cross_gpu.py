@@ -13,7 +13,7 @@ import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from importlib.resources.abc import Traversable
 from math import exp
 from pathlib import Path
@@ -86,7 +86,8 @@ def name_kinds(ops: OpTable, tensor: bool) -> NDArray[np.str_]:
     return np.where(names == "attention", attention_kinds(ops), names)
 
 
-def excess_of(op_types: Sequence[str]) -> Array:
+@lru_cache(maxsize=1_000)
+def excess_of(op_types: tuple[str, ...]) -> Array:
     """Return for each kernel the extra time, in multiples of the prediction, that op types unlike any measured may
     take.
 
@@ -153,8 +154,8 @@ class ErrorScales:
         total = sum(by_kind.values())
         if total <= 0.0:
             return median(self.ops.values()) if self.ops else 1.0
-        scales = self.scale_ops(np.array(list(by_kind)))
-        return float(np.dot(scales, np.array(list(by_kind.values()))) / total)
+        most = max(self.ops.values(), default=1.0)
+        return sum(self.ops.get(kind, most) * part for kind, part in by_kind.items()) / total
 
     def widen_model(
         self, parts: TimeParts, kind: str, generation: str, *, named_host: bool = False, is_compared: bool = True
@@ -267,7 +268,8 @@ class CrossGpuModel:
             batches, self._sum_up(kernels, batches, rates_of(device, kernels.precision)), strict=True
         ):
             hidden = replace(parts, host_s=0.0)
-            factor = self._interval_factor(hidden, kernels.at(batch), device, kernels.precision, kernels.runtime)
+            kind = kind_of(kernels.at(batch), kernels.precision)
+            factor = self._interval_factor(hidden, kind, device, kernels.precision, kernels.runtime)
             each = parts.kernels_s / batch
             ends.append((each, each / factor, each * factor))
         value, low, high = map(min, zip(*ends, strict=True))
@@ -299,8 +301,8 @@ class CrossGpuModel:
         runtime: LaunchMode,
         host_us: float | None = None,
     ) -> Figure:
-        boards = list_compared_boards(runtime, precision, kind_of(kernels, precision))
-        factor = self._interval_factor(parts, kernels, device, precision, runtime, named_host=host_us is not None)
+        boards = list_compared_boards(runtime, precision, kind := kind_of(kernels, precision))
+        factor = self._interval_factor(parts, kind, device, precision, runtime, named_host=host_us is not None)
         seconds = batch_seconds(parts.kernels_s, parts.host_s, kernels, runtime)
         unlike = name_unlike(kernels.op_types, parts.excess)
         source = f"{SOURCE}: {precision}, {runtime}"
@@ -315,14 +317,13 @@ class CrossGpuModel:
     def _interval_factor(
         self,
         parts: TimeParts,
-        kernels: KernelList,
+        kind: str,
         device: Device,
         precision: str,
         runtime: LaunchMode,
         *,
         named_host: bool = False,
     ) -> float:
-        kind = kind_of(kernels, precision)
         is_compared = bool(list_compared_boards(runtime, precision, kind))
         factor = self.scales.widen_model(
             parts, kind, generation_of(device), named_host=named_host, is_compared=is_compared
@@ -358,10 +359,9 @@ def kind_of(kernels: KernelList, precision: str) -> str:
     Kinds differ by the arithmetic, mostly of convolutions or of other products, on CUDA cores or on tensor cores, in
     TF32 or narrower types. Models in double precision were not measured.
     """
-    flops = np.asarray(kernels.ops.flops) * np.array(kernels.count, dtype=float)
-    convolved = float(flops[kernels.ops.family == FAMILIES.index("conv")].sum())
-    multiplied = float(flops[np.isin(kernels.ops.family, _PRODUCTS)].sum())
-    part = "convolutions" if convolved > multiplied / 2 else "products"
+    by_family = np.bincount(kernels.ops.family, kernels.ops.flops * np.array(kernels.count, float), len(FAMILIES))
+    multiplied = float(by_family[_PRODUCTS].sum())
+    part = "convolutions" if by_family[FAMILIES.index("conv")] > multiplied / 2 else "products"
     apart = {"float64": "double", "tfloat32": "tfloat32"}
     return f"{part} {apart.get(precision, 'tensor' if precision in TENSOR_TYPES else 'cores')}"
 
@@ -494,9 +494,11 @@ class LatencyGrid:
         return self._raised[share, batch]
 
     def _predict(self, share: Share, batches: set[int]) -> None:
-        """Predict the missing times under a share."""
+        """Predict the missing times under a share, where batches need no graphs of their own the whole grid at once."""
         times = self._raw.setdefault(share, {})
-        if missing := sorted(batches - times.keys()):
+        if missing := batches - times.keys():
+            whole = self._kernels.list_grid(MOST_BATCH) if self._only is None and self._kernels.is_linear() else ()
+            missing = sorted(missing.union(whole) - times.keys())
             times |= self._model.latencies(self._kernels, missing, self._device, share, busy=self._busy)
 
 

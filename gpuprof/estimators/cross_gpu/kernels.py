@@ -462,11 +462,15 @@ class KernelsByBatch:
         self._linear: bool | None = None
         self._distinct: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
         self._host_s: dict[int, float] = {}
+        self._grids: dict[int, tuple[int, ...]] = {}
 
     def list_grid(self, most: int) -> tuple[int, ...]:
         """Return the predicted batches up to ``most``."""
-        points = {*range(1, _DENSE + 1), *(step for low in _DOUBLINGS for step in self._list_steps(low))}
-        return tuple(point for point in sorted(points) if point <= most and (self.is_linear() or self._is_taken(point)))
+        if most not in self._grids:
+            points = {*range(1, _DENSE + 1), *(step for low in _DOUBLINGS for step in self._list_steps(low))}
+            taken = (point for point in sorted(points) if point <= most)
+            self._grids[most] = tuple(point for point in taken if self.is_linear() or self._is_taken(point))
+        return self._grids[most]
 
     def _is_taken(self, batch: int) -> bool:
         """Return whether the model accepts a batch: a fixed batch excludes all others."""

@@ -14,7 +14,15 @@ from functools import partial
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.deployment import DeploymentMap, Partition, share_of
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload, batch_times
+from gpuprof.domain.estimate import (
+    PREDICTED,
+    Estimate,
+    Estimator,
+    Figure,
+    Workload,
+    batch_times,
+    classify_source,
+)
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.mig import is_legal, make_placement
 from gpuprof.domain.share import Share
@@ -84,7 +92,8 @@ class Optimal:
             search_limit = search_limit.with_least((limit.seconds or 0.0) / 2.0)  # however long that took
         search = Search(plain_problem, search_limit, None if start is None or start.unplaced else start)
         incumbent = search.find_map()
-        if is_shared:
+        # A map proven by its requests' work on whole boards, or a single cheapest device, needs no shared workers.
+        if is_shared and not is_proven_optimal(problem, raise_by_work(problem, no_bounds.add_to(incumbent))):
             bounds = search.time_bounds or no_bounds
             bounding_limit = limit.with_least((limit.seconds or 0.0) / 3.0)  # however long the search took
             with problem.limits.until(bounding_limit), suppress(TimeUpError):
@@ -136,9 +145,9 @@ class Search:
         """Return the cheapest first map on a single kind of device, or on a counted fleet on all kinds.
 
         A first fit packs models into the smallest shares, and is repaired without a limit; the program of undivided
-        partitions replicates them. At the same cost the smaller shares stay.
+        partitions replicates them, unless a single cheapest device suffices. At the same cost the smaller shares stay.
         """
-        best = self.start
+        best, least_cost = self.start, min(list_prices(self._entries).values())
         kinds = () if best is not None else list_single_kinds(self.problem, self._make_segments(self.problem))
         for cost, problem in kinds:
             if best is not None and not best.unplaced and cost >= sum_prices(self.problem, best.gpus):
@@ -154,10 +163,12 @@ class Search:
                 self._run_program(offers, offers.list_undivided, limit),
             ):
                 if best is None or self._judge.rank(placement) < self._judge.rank(best):
-                    best = placement
+                    best = replace(placement, lower_bound_gpus=1, lower_bound_cost_per_hour=least_cost)
+                if not best.unplaced and is_proven_optimal(self.problem, best):
+                    return best
         assert best is not None
         best = self._settle_exactly(best)
-        return replace(best, lower_bound_gpus=1, lower_bound_cost_per_hour=min(list_prices(self._entries).values()))
+        return replace(best, lower_bound_gpus=1, lower_bound_cost_per_hour=least_cost)
 
     @property
     def _is_by_time(self) -> bool:
@@ -529,7 +540,10 @@ def restrict_to_measured(problem: Problem) -> Problem | None:
 
 
 def _list_observed(problem: Problem, segments: Segments, model: str, *, between: bool = True) -> Iterator[bool]:
-    """Yield whether each listed share, or the least share between them in each partition, has a measured time."""
+    """Yield whether each listed share, or the least share between them in each partition, has a measured time.
+
+    The whole comes first: where its time is predicted, nothing of the model was measured on the device.
+    """
     for entry in problem.fleet.entries:
         with suppress(InputError):
             shares = problem.estimator.shares(model, entry.device)
@@ -537,10 +551,13 @@ def _list_observed(problem: Problem, segments: Segments, model: str, *, between:
                 partitions = dict.fromkeys(share.mig for share in shares)
                 steps = {mig: segments.search_space.steps(model, entry.device, mig) for mig in partitions}
                 shares = tuple(Share(percents[0], mig) for mig, percents in steps.items() if percents)
-            for share in shares:
+            for share in reversed(shares):
                 with suppress(InputError):
                     batch = min(problem.estimator.batches(model, entry.device, share), default=1)
-                    yield segments.estimate(entry.device, Workload(model, batch, share)).latency_ms.is_observed
+                    latency = segments.estimate(entry.device, Workload(model, batch, share)).latency_ms
+                    yield latency.is_observed
+                    if classify_source(latency.source) == PREDICTED:
+                        break
 
 
 @dataclass(frozen=True, slots=True)

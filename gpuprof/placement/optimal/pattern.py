@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,6 @@ import numpy.typing as npt
 from gpuprof.domain.device import Device
 from gpuprof.domain.mig import Layout, distinct_layouts
 from gpuprof.domain.share import Share
-from gpuprof.machine.machine_code import compile_untimed
 
 #: Maximum number of listed patterns of a partition; beyond, patterns are generated during the solution.
 MOST_PACKINGS = 2_000
@@ -89,15 +87,13 @@ class PatternPacker:
             return ()
         if not self.memory and multisets([units for units, _ in sizes], SPACE) > _MOST_LOOKED_AT:
             return None
-        units, memories = (np.array(column, dtype=np.int64) for column in zip(*sizes, strict=True))
-        packings = np.empty((MOST_PACKINGS, len(sizes)), dtype=np.int64)
-        count = _compile_fill()(units, memories, SPACE, self.memory, _MOST_LOOKED_AT, packings)
-        if count < 0:
+        packings = _list_packings(sizes, SPACE, self.memory)
+        if packings is None:
             return None
         slots = [by_size[size] for size in sizes]
         return tuple(
             SharePattern(self.kind, tuple((slot, n) for slot, n in zip(slots, counts, strict=True) if n))
-            for counts in packings[:count].tolist()
+            for counts in packings.tolist()
         )
 
     def initial_patterns(self) -> tuple[SharePattern, ...]:
@@ -141,70 +137,38 @@ def _most_times(slot: PartitionSlot, space: int, memory: int) -> int:
     return min(most, memory // slot.memory) if slot.memory else most
 
 
-def _fill_maximal(units: Integers, weights: Integers, space: int, memory: int, most: int, patterns: Integers) -> int:
-    """Write the maximal packings into the rows of ``patterns`` and return their number.
+def _list_packings(sizes: Sequence[tuple[int, int]], space: int, memory: int) -> Integers | None:
+    """Return the maximal packings of a partition, those with most of the first size first.
+
+    None where there are more than `MOST_PACKINGS`, or too many packings to look at.
 
     Parameters
     ----------
-    units, held : (n,) int64
+    sizes : sequence of (int, int), length n
         Space and memory of each size; no memory where memory is not counted.
     space, memory : int
         Of the partition.
-    most : int
-        Maximum number of packings to evaluate.
-    patterns : (m, n) int64
-        Multiplicity of each size, a packing a row; packings with most of the first size come first.
 
     Returns
     -------
-    int
-        -1 where there are more than ``m``, or where ``most`` do not suffice to enumerate them.
+    ndarray of shape (m, n)
+        Multiplicity of each size, a packing a row.
     """
-    sizes = len(units)
-    counts = np.zeros(sizes, dtype=np.int64)
-    spaces, memories = np.empty(sizes + 1, dtype=np.int64), np.empty(sizes + 1, dtype=np.int64)
-    spaces[0], memories[0] = space, memory
-    depth, count, visited = 0, 0, 0
-    counts[0] = _most_that_fit(units[0], weights[0], space, memory)
-    while True:
-        spaces[depth + 1] = spaces[depth] - counts[depth] * units[depth]
-        memories[depth + 1] = memories[depth] - counts[depth] * weights[depth]
-        depth += 1
-        if depth < sizes:
-            counts[depth] = _most_that_fit(units[depth], weights[depth], spaces[depth], memories[depth])
-            continue
-        visited += 1
-        if not _has_room(units, weights, spaces[depth], memories[depth]):
-            if count == len(patterns):
-                return -1
-            patterns[count] = counts
-            count += 1
-        if visited > most:
-            return -1
-        depth = sizes - 2  # all that fit of the last size are taken: fewer are never maximal
-        while depth >= 0 and counts[depth] == 0:
-            depth -= 1
-        if depth < 0:
-            return count
-        counts[depth] -= 1
-
-
-def _most_that_fit(units: int, weight: int, space: int, memory: int) -> int:
-    most = space // units
-    return min(most, memory // weight) if weight > 0 else most
-
-
-def _has_room(units: Integers, weights: Integers, space: int, memory: int) -> bool:
-    has_room = False
-    for size in range(len(units)):
-        has_room |= units[size] <= space and weights[size] <= memory
-    return has_room
-
-
-@cache
-def _compile_fill() -> Callable[[Integers, Integers, int, int, int, Integers], int]:
-    """Return `_fill_maximal` in machine code: each program evaluates tens of thousands of packings."""
-    return compile_untimed(_fill_maximal)  # numba takes long to import
+    counts = np.zeros((1, 0), dtype=np.int64)
+    left = np.array([[space, memory]])
+    for place, (units, weight) in enumerate(sizes):
+        most = left[:, 0] // units
+        if weight:
+            most = np.minimum(most, left[:, 1] // weight)
+        if place < len(sizes) - 1:  # all that fit of the last size are taken: fewer are never maximal
+            if (most + 1).sum() > _MOST_LOOKED_AT:
+                return None
+            rows = np.repeat(np.arange(len(most)), most + 1)
+            most = np.repeat(np.cumsum(most + 1), most + 1) - np.arange(len(rows)) - 1
+            counts, left = counts[rows], left[rows]
+        counts, left = np.column_stack([counts, most]), left - most[:, None] * (units, weight)
+    full = ~np.any([(left >= size).all(axis=1) for size in sizes], axis=0)
+    return counts[full] if full.sum() <= MOST_PACKINGS else None
 
 
 @dataclass(frozen=True, slots=True)
