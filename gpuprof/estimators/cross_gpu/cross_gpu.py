@@ -41,6 +41,7 @@ from gpuprof.estimators.cross_gpu.features import (
     OpTable,
     attention_kinds,
     rates_of,
+    stack_rates,
     stack_tables,
 )
 from gpuprof.estimators.cross_gpu.kernels import (
@@ -245,16 +246,26 @@ class CrossGpuModel:
         return self._widen(parts, kernels, device, precision, runtime)
 
     def latencies(
-        self, kernels: KernelsByBatch, batches: Sequence[int], device: Device, share: Share, *, busy: bool = False
-    ) -> dict[int, Figure]:
-        """Return `latency` at every batch, in little more time than at one.
+        self,
+        kernels: KernelsByBatch,
+        batches: Sequence[int],
+        device: Device,
+        shares: Sequence[Share],
+        *,
+        busy: bool = False,
+    ) -> dict[Share, dict[int, Figure]]:
+        """Return `latency` under every share at every batch, in little more time than at one.
 
         ``busy``: whether the rest of the board works, too. Raises `InputError` as `latency` does.
         """
-        rates = rates_of(device, kernels.precision, share, busy=busy)
+        rates = [rates_of(device, kernels.precision, share, busy=busy) for share in shares]
+
+        def widen(batch: int, parts: TimeParts) -> Figure:
+            return self._widen(parts, kernels.at(batch), device, kernels.precision, kernels.runtime, kernels.host_us)
+
         return {
-            batch: self._widen(parts, kernels.at(batch), device, kernels.precision, kernels.runtime, kernels.host_us)
-            for batch, parts in zip(batches, self._sum_up(kernels, batches, rates), strict=True)
+            share: {batch: widen(batch, parts) for batch, parts in zip(batches, of_share, strict=True)}
+            for share, of_share in zip(shares, self._sum_up(kernels, batches, rates), strict=True)
         }
 
     def board_seconds(self, kernels: KernelsByBatch, batches: Sequence[int], device: Device) -> Figure:
@@ -264,9 +275,8 @@ class CrossGpuModel:
         does.
         """
         ends = []
-        for batch, parts in zip(
-            batches, self._sum_up(kernels, batches, rates_of(device, kernels.precision)), strict=True
-        ):
+        (of_board,) = self._sum_up(kernels, batches, [rates_of(device, kernels.precision)])
+        for batch, parts in zip(batches, of_board, strict=True):
             hidden = replace(parts, host_s=0.0)
             kind = kind_of(kernels.at(batch), kernels.precision)
             factor = self._interval_factor(hidden, kind, device, kernels.precision, kernels.runtime)
@@ -280,16 +290,22 @@ class CrossGpuModel:
         times, kinds = self.kernel_times(kernels.ops, rates), name_kinds(kernels.ops, rates.tensor)
         return _sum_kernels(kernels, times, kinds, host_seconds(kernels, runtime))
 
-    def _sum_up(self, kernels: KernelsByBatch, batches: Sequence[int], rates: DeviceRates) -> list[TimeParts]:
-        """Return `time_parts` at every batch; the distinct kernels of all batches are predicted together."""
+    def _sum_up(
+        self, kernels: KernelsByBatch, batches: Sequence[int], rates: Sequence[DeviceRates]
+    ) -> list[list[TimeParts]]:
+        """Return `time_parts` at all rates and batches, whose distinct kernels are predicted together."""
         distinct = [kernels.find_distinct(batch) for batch in batches]
         tables = [kernels.at(batch).ops.take(first) for batch, (first, _) in zip(batches, distinct, strict=True)]
-        ops = stack_tables(tables)
-        times, kinds = self.costs.kernel_times(ops, rates), name_kinds(ops, rates.tensor)
-        starts = np.cumsum([0, *map(len, tables)])
+        ops, kinds = stack_tables(tables), name_kinds(stack_tables(tables), rates[0].tensor)
+        rows = np.tile(np.arange(len(ops)), len(rates))
+        times = self.costs.kernel_times(ops.take(rows), stack_rates(rates, len(ops))).reshape(len(rates), -1)
+        parts = list(zip(batches, np.cumsum([0, *map(len, tables)]), distinct, strict=False))
         return [
-            _sum_kernels(kernels.at(batch), times[start + place], kinds[start + place], kernels.host_seconds(batch))
-            for batch, start, (_, place) in zip(batches, starts, distinct, strict=False)
+            [
+                _sum_kernels(kernels.at(batch), row[start + place], kinds[start + place], kernels.host_seconds(batch))
+                for batch, start, (_, place) in parts
+            ]
+            for row in times
         ]
 
     def _widen(
@@ -401,6 +417,8 @@ def read_trained_files(folder: Traversable) -> tuple[Mapping[str, Any], dict[str
 
 #: Parts of a GPU or instance, as MPS serving systems cut it (ParvaGPU, iGniter: tenths), rising.
 TENTHS = tuple(10.0 * tenth for tenth in range(1, 11))
+#: Parts of a GPU in iGniter's steps of 2.5%.
+_FORTIETHS = tuple(2.5 * part for part in range(1, 41))
 MOST_BATCH = 256
 
 
@@ -450,8 +468,7 @@ class LatencyGrid:
         grids = {batch: self._kernels.grid(batch) for batch in batches if (share, batch) not in self._answers}
         if grids:
             ends = {end for grid in grids.values() for end in grid}
-            for compared in (share, *_list_larger(share)):
-                self._predict(compared, ends | set(self._list_smaller(max(ends))))
+            self._predict((share, *_list_larger(share)), ends | set(self._list_smaller(max(ends))))
         for batch, grid in grids.items():
             ends_ms = [self._raise(share, end) for end in grid]
             figure = ends_ms[0] if len(grid) == 1 else _interpolate(ends_ms, grid, batch)
@@ -493,13 +510,19 @@ class LatencyGrid:
             self._raised[share, batch] = raw.scale_by(longest / raw.value) if longest > raw.value > 0.0 else raw
         return self._raised[share, batch]
 
-    def _predict(self, share: Share, batches: set[int]) -> None:
-        """Predict the missing times under a share, where batches need no graphs of their own the whole grid at once."""
-        times = self._raw.setdefault(share, {})
-        if missing := batches - times.keys():
-            whole = self._kernels.list_grid(MOST_BATCH) if self._only is None and self._kernels.is_linear() else ()
-            missing = sorted(missing.union(whole) - times.keys())
-            times |= self._model.latencies(self._kernels, missing, self._device, share, busy=self._busy)
+    def _predict(self, shares: Sequence[Share], batches: set[int]) -> None:
+        """Predict the missing times, with those of more shares and batches that a plan is likely to ask for."""
+        if all(batches <= self._raw.get(share, {}).keys() for share in shares):
+            return
+        if self._only is None and self._kernels.is_linear():  # no batch needs a graph of its own
+            batches = batches.union(self._kernels.list_grid(MOST_BATCH))
+        pct, mig = shares[0].sm_pct, shares[0].mig
+        steps = next((steps for steps in (TENTHS[-1:], TENTHS, _FORTIETHS) if pct in steps), ())
+        shares = tuple(dict.fromkeys([*shares, *(Share(step, mig) for step in steps)]))
+        missing = [share for share in shares if not batches <= self._raw.get(share, {}).keys()]
+        times = self._model.latencies(self._kernels, sorted(batches), self._device, missing, busy=self._busy)
+        for share, of_share in times.items():
+            self._raw.setdefault(share, {}).update(of_share)
 
 
 def _list_larger(share: Share) -> list[Share]:

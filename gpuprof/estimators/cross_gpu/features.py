@@ -13,7 +13,7 @@ over needed watts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import log2
 from typing import Any
 
@@ -25,6 +25,8 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, UnavailableError, install_hint
 from gpuprof.estimators.constants import constant, find_constant, process_energy
 from gpuprof.estimators.roofline import bandwidth
+
+Array = NDArray[np.float64]
 
 #: Least compute capability of Volta.
 VOLTA = 7.0
@@ -40,26 +42,40 @@ TENSOR_TYPES = frozenset({"tfloat32", "float16", "bfloat16", "int8", "float8", "
 
 @dataclass(frozen=True, slots=True)
 class DeviceRates:
-    """Rates of a share of a GPU for ops of one precision."""
+    """Rates of a share of a GPU for ops of one precision; an array holds the rates of an op each (`stack_rates`)."""
 
-    units: float  #: SMs of the share.
+    units: Array | float  #: SMs of the share.
     #: ``matrix_per_s``, ``scalar_per_s``: Peak operations a second of matrix products in the precision, and of float32
     #: on CUDA cores.
-    matrix_per_s: float
-    scalar_per_s: float
+    matrix_per_s: Array | float
+    scalar_per_s: Array | float
     #: ``sustained``, ``sustained_others``: Part of the peak that long products reach under the power limit, and other
     #: kernels near the clock that products leave, in 8 bits that of half precision; in (0, 1].
     sustained: float
     sustained_others: float
     #: ``bytes_per_s``, ``drawn``: Peak bandwidth, and the part of it achieved by long ops.
-    bytes_per_s: float
+    bytes_per_s: Array | float
     drawn: float
-    l2_bytes: float
+    l2_bytes: Array | float
     threads: float  #: Maximum threads of an SM.
     tensor: bool  #: Whether products run on tensor cores.
     kernel_s: float  #: Least seconds of a kernel: latencies are a number of cycles.
-    cycles_per_s: float  #: Cycles of all SMs together, at the boost clock.
+    cycles_per_s: Array | float  #: Cycles of all SMs together, at the boost clock.
     width: float  #: Bytes of an operand in the products' arithmetic.
+
+    def take(self, rows: NDArray[np.int64]) -> DeviceRates:
+        """Return the rates of the ops at positions."""
+        arrays = {name: rates[rows] for name in _SHARED if isinstance(rates := getattr(self, name), np.ndarray)}
+        return replace(self, **arrays) if arrays else self
+
+
+#: Rates that depend on the share.
+_SHARED = ("units", "matrix_per_s", "scalar_per_s", "bytes_per_s", "l2_bytes", "cycles_per_s")
+
+
+def stack_rates(rates: Sequence[DeviceRates], ops: int) -> DeviceRates:
+    """Return the rates of several shares of a GPU, each for a number of ops."""
+    return replace(rates[0], **{name: np.repeat([getattr(share, name) for share in rates], ops) for name in _SHARED})
 
 
 #: Bytes of an operand by type; 4 for other types.
@@ -168,8 +184,6 @@ def _slices(device: Device, share: Share) -> float | None:
         return None
     return min(1.0, device.mig_profile(share.mig).memory_slices / device.mig_slices)
 
-
-Array = NDArray[np.float64]
 
 #: Families of ops, each with a regressor of its own; ``movement`` shares that of ``elementwise``.
 FAMILIES = ("matmul", "conv", "elementwise", "norm", "softmax", "attention", "movement")
@@ -502,7 +516,7 @@ class CostModel:
             rows = np.flatnonzero(names == name)
             of_rows = bounds.take(rows)
             group = ops.take(rows)
-            ratio = np.exp(self.forests[name].predict(features_of(name, group, rates, of_rows)))
+            ratio = np.exp(self.forests[name].predict(features_of(name, group, rates.take(rows), of_rows)))
             seconds = np.maximum((of_rows.expected_s + of_rows.start_s) * ratio, least_s[rows])
             times[rows] = np.maximum(_add_convolving(group, seconds) if rates.tensor else seconds, of_rows.hard_s)
         return times

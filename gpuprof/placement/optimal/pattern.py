@@ -30,7 +30,7 @@ SPACE = 100 * _PER_PERCENT
 PartitionKind = tuple[str, str | None]
 Integers = npt.NDArray[np.int64]
 #: Maximum cells of shares times memory for pricing.
-_MOST_CELLS = 2 * SPACE
+_MOST_CELLS = SPACE // 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ def is_binding(units: Sequence[int], memory_bytes: Sequence[int], space: int, ca
 
 def make_grid(capacity_bytes: int, space: int, *, relaxed: bool) -> MemoryGrid:
     """Return a grid coarse enough for pricing over ``space`` parts of a share."""
-    steps = max(1, _MOST_CELLS // max(1, space))
+    steps = max(2, _MOST_CELLS // max(1, space))
     unit = math.ceil(capacity_bytes / steps)
     return MemoryGrid(unit, capacity_bytes // unit, relaxed)
 

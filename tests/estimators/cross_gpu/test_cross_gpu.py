@@ -15,7 +15,7 @@ from bench.published_ops import MeasuredOps, make_table, product_table
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimators.cross_gpu.cross_gpu import LatencyGrid, shipped_model
+from gpuprof.estimators.cross_gpu.cross_gpu import TENTHS, LatencyGrid, shipped_model
 from gpuprof.estimators.cross_gpu.features import (
     FAMILIES,
     bound_times,
@@ -175,13 +175,13 @@ def _kernels(path: Path, runtime: LaunchMode) -> KernelsByBatch:
 
 
 @pytest.mark.parametrize("runtime", [LaunchMode.ONNXRUNTIME, LaunchMode.FUSED])
-def test_all_batches_together_are_each_by_itself(drawn_network: Path, runtime: LaunchMode) -> None:
+def test_all_shares_and_batches_together_are_each_by_itself(drawn_network: Path, runtime: LaunchMode) -> None:
     kernels, gpu, batches = _kernels(drawn_network, runtime), device("a100-80"), (1, 2, 3, 24, 256)
+    together = shipped_model().latencies(kernels, batches, gpu, _SHARES)
     for share in _SHARES:
-        together = shipped_model().latencies(kernels, batches, gpu, share)
         for batch in batches:
             alone = shipped_model().latency(kernels.at(batch), gpu, share, "tfloat32", runtime)
-            latency = together[batch]
+            latency = together[share][batch]
             assert latency.source == alone.source
             assert (latency.value, latency.low, latency.high) == pytest.approx(
                 (alone.value, alone.low, alone.high), rel=1e-9
@@ -244,3 +244,16 @@ def test_a_share_takes_no_less_than_a_larger_one(tmp_path: Path, gpu: str) -> No
         assert values == pytest.approx(sorted(values, reverse=True), rel=1e-12)
         if board.mig_slices:
             assert grid.at(Share(100.0, "4g.40gb"), batch).value >= values[-1] * (1 - 1e-12)
+
+
+def test_shares_and_batches_that_a_plan_asks_for_are_predicted_together(
+    drawn_network: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, kernel_times = [], CostModel.kernel_times
+    monkeypatch.setattr(CostModel, "kernel_times", lambda *arguments: asked.append(1) or kernel_times(*arguments))
+    grid = LatencyGrid(_kernels(drawn_network, LaunchMode.ONNXRUNTIME), device("a100-80"), shipped_model())
+    for parts in ((100.0,), TENTHS, [2.5 * step for step in range(1, 41)]):
+        for part in parts:
+            for batch in (1, 8, 24, 256):
+                grid.at(Share(part), batch)
+    assert len(asked) == 3

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import pytest
@@ -19,6 +19,7 @@ from gpuprof.placement.contract import LinearEstimator, demand, plain_device, pr
 from gpuprof.placement.device_assignment import assign_devices
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.limit import Limit
+from gpuprof.placement.optimal import optimal
 from gpuprof.placement.optimal.candidates import CandidateSegments
 from gpuprof.placement.optimal.contents import Contents
 from gpuprof.placement.optimal.judge import Judge, bound_by_time
@@ -383,6 +384,30 @@ def test_only_a_problem_of_which_some_figures_were_measured_is_restricted() -> N
         restricted.estimator.estimate("m", device, 1, Share(50.0, "1g.10gb"))
     for source in ("measured", EXTRAPOLATED):
         assert restrict_to_measured(problem([demand()], estimator=LinearEstimator(source=source))) is None
+
+
+def test_a_single_cheapest_device_is_the_minimum_without_a_program_or_further_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("plan_by_program", "bound_by_time", "share_workers"):
+        monkeypatch.setattr(optimal, name, lambda *arguments, name=name: pytest.fail(f"{name} was needed"))
+    placement, _ = solve_and_check(OPTIMAL, problem([demand("m0", 20.0), demand("m1", 20.0)]))
+    assert (len(placement.gpus), placement.lower_bound_gpus, placement.stopped) == (1, 1, False)
+
+
+@dataclass(frozen=True)
+class CountingEstimator(LinearEstimator):
+    asked: list[Share] = field(default_factory=list, hash=False)
+
+    def estimate(self, model: str, device: Device, batch: int, share: Share, *rest: Any) -> Estimate:
+        self.asked.append(share)
+        return super().estimate(model, device, batch, share, *rest)
+
+
+def test_whether_anything_was_measured_is_told_by_the_whole_device() -> None:
+    estimator = CountingEstimator(source="roofline")
+    assert restrict_to_measured(problem([demand()], estimator=estimator)) is None
+    assert estimator.asked == [Share()]
 
 
 def test_replicas_of_a_demand_that_is_not_met_are_raised_to_what_they_serve_and_no_further() -> None:
