@@ -65,7 +65,9 @@ class DeviceRates:
 
     def take(self, rows: NDArray[np.int64]) -> DeviceRates:
         """Return the rates of the ops at positions."""
-        arrays = {name: rates[rows] for name in _SHARED if isinstance(rates := getattr(self, name), np.ndarray)}
+        arrays: dict[str, Any] = {
+            name: rates[rows] for name in _SHARED if isinstance(rates := getattr(self, name), np.ndarray)
+        }
         return replace(self, **arrays) if arrays else self
 
 
@@ -75,7 +77,8 @@ _SHARED = ("units", "matrix_per_s", "scalar_per_s", "bytes_per_s", "l2_bytes", "
 
 def stack_rates(rates: Sequence[DeviceRates], ops: int) -> DeviceRates:
     """Return the rates of several shares of a GPU, each for a number of ops."""
-    return replace(rates[0], **{name: np.repeat([getattr(share, name) for share in rates], ops) for name in _SHARED})
+    arrays: dict[str, Any] = {name: np.repeat([getattr(share, name) for share in rates], ops) for name in _SHARED}
+    return replace(rates[0], **arrays)
 
 
 #: Bytes of an operand by type; 4 for other types.

@@ -18,6 +18,10 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.cross_gpu.cross_gpu import TENTHS, LatencyGrid, shipped_model
 from gpuprof.estimators.cross_gpu.features import (
     FAMILIES,
+    Array,
+    CostModel,
+    DeviceRates,
+    OpTable,
     bound_times,
     rates_of,
     regressor_names,
@@ -249,8 +253,14 @@ def test_a_share_takes_no_less_than_a_larger_one(tmp_path: Path, gpu: str) -> No
 def test_shares_and_batches_that_a_plan_asks_for_are_predicted_together(
     drawn_network: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, kernel_times = [], CostModel.kernel_times
-    monkeypatch.setattr(CostModel, "kernel_times", lambda *arguments: asked.append(1) or kernel_times(*arguments))
+    asked: list[int] = []
+    kernel_times = CostModel.kernel_times
+
+    def count(costs: CostModel, ops: OpTable, rates: DeviceRates) -> Array:
+        asked.append(len(ops))
+        return kernel_times(costs, ops, rates)
+
+    monkeypatch.setattr(CostModel, "kernel_times", count)
     grid = LatencyGrid(_kernels(drawn_network, LaunchMode.ONNXRUNTIME), device("a100-80"), shipped_model())
     for parts in ((100.0,), TENTHS, [2.5 * step for step in range(1, 41)]):
         for part in parts:
