@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard
 
 from gpuprof.domain.arrival_process import ArrivalProcess, DeterministicArrivals, GammaArrivals, scale_to_rate
 from gpuprof.domain.number_format import ROUNDING
@@ -158,7 +158,6 @@ class QueueModel(Protocol):
         """
 
 
-@runtime_checkable
 class QuickQueueModel(QueueModel, Protocol):
     """A queueing model whose times obey the rule of batch formation, so that lower bounds by this rule hold.
 
@@ -174,6 +173,11 @@ class QuickQueueModel(QueueModel, Protocol):
         The load is a part of the capacity; 0.0 where the replicas are late at any load. For searches that verify their
         choice.
         """
+
+
+def is_quick(queueing: QueueModel) -> TypeGuard[QuickQueueModel]:
+    """Return whether a queueing model is a `QuickQueueModel`; searches ask too often for checks of a protocol."""
+    return getattr(queueing, "is_analytic", False) is True
 
 
 @dataclass(frozen=True, slots=True)

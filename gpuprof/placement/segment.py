@@ -18,7 +18,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Figure, InterferenceEstimator, Workload
 from gpuprof.domain.number_format import ROUNDING
 from gpuprof.domain.share import Share
-from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, QuickQueueModel, queue_of
+from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, is_quick, queue_of
 from gpuprof.errors import InputError
 from gpuprof.placement.placement import PlacedReplica
 from gpuprof.placement.planned_workloads import PlannedWorkloads, planned_ms
@@ -315,7 +315,7 @@ class _GroupLimits:
     def load(self, server: BatchServer, demand: Demand, count: int) -> float:
         """Return about the largest load under which ``count`` replicas answer a demand in time."""
         queueing, slo = queue_of(self.problem.queueing, demand.model), demand.slo
-        if not isinstance(queueing, QuickQueueModel):
+        if not is_quick(queueing):
             return self._solve(queueing, server, slo, count)
         return queueing.guess_load(server, count, slo.latency_ms, slo.percentile)
 
@@ -324,7 +324,7 @@ class _GroupLimits:
         queueing, slo = queue_of(self.problem.queueing, demand.model), demand.slo
         if load >= 1.0:
             return False
-        if isinstance(queueing, QuickQueueModel) or (id(queueing), server, slo, count) in self._loads:
+        if is_quick(queueing) or (id(queueing), server, slo, count) in self._loads:
             return load <= self.load(server, demand, count) * (1.0 + RATE_PRECISION)
         return self._tail_ms(queueing, server, slo, count, load) <= slo.latency_ms
 

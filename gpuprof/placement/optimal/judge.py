@@ -24,7 +24,7 @@ from gpuprof.domain.estimate import MEASURED, Workload, board_work, bound_by_wor
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.number_format import ROUNDING
 from gpuprof.domain.share import Share
-from gpuprof.domain.sojourn import BatchServer, QuickQueueModel, queue_of
+from gpuprof.domain.sojourn import BatchServer, is_quick, queue_of
 from gpuprof.errors import InputError
 from gpuprof.placement.evidence import RELATIVE_ROUNDING
 from gpuprof.placement.limit import Limit
@@ -359,7 +359,7 @@ def _least_time(problem: Problem, demand: Demand, batches: Floats) -> float:
 def _has_partial_batches(problem: Problem, demand: Demand) -> bool:
     """Return whether the queueing model obeys the rule of batch formation under Poisson requests."""
     is_queued = problem.options.latency_budget is None
-    return is_queued and isinstance(queue_of(problem.queueing, demand.model), QuickQueueModel)
+    return is_queued and is_quick(queue_of(problem.queueing, demand.model))
 
 
 def _list_batches(segments: Segments, demand: Demand, device: Device) -> Floats:

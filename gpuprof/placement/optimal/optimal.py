@@ -127,7 +127,6 @@ class Search:
             self.problem = replace(problem, demands=tuple(able), alike={})
         self._judge = Judge(self.problem, Segments(self.problem), self.limit)
         self._best = self._place_first()
-        self._report_progress()
         with self.problem.limits.until(self.limit), suppress(TimeUpError):
             self._search()
         with self.problem.limits.until(self.limit), suppress(TimeUpError):
@@ -164,6 +163,7 @@ class Search:
             ):
                 if best is None or self._judge.rank(placement) < self._judge.rank(best):
                     best = replace(placement, lower_bound_gpus=1, lower_bound_cost_per_hour=least_cost)
+                    self._report_progress(best)
                 if not best.unplaced and is_proven_optimal(self.problem, best):
                     return best
         assert best is not None
@@ -265,7 +265,7 @@ class Search:
         is_better = self._judge.rank(placement) < self._judge.rank(best)
         if is_better:
             self._best = replace(best, gpus=placement.gpus, unplaced=placement.unplaced, found_by=placement.found_by)
-            self._report_progress()
+            self._report_progress(self._best)
         return is_better
 
     def _settle_exactly(self, placement: Placement) -> Placement:
@@ -314,11 +314,11 @@ class Search:
 
     def _raise_cost_bound(self, bound: float) -> None:
         self._best = raise_bounds(self.problem, self._best, bound)
-        self._report_progress()
+        self._report_progress(self._best)
 
-    def _report_progress(self) -> None:
+    def _report_progress(self, best: Placement) -> None:
         if self.problem.on_progress is not None:
-            self.problem.on_progress(clip_bounds(self.problem, self._best))
+            self.problem.on_progress(clip_bounds(self.problem, best))
 
     def _bound_goodput(self, choices: Choices) -> None:
         able = [demand for demand in self.problem.demands if choices[demand.model]]
@@ -370,7 +370,7 @@ class Search:
         if self._is_by_time and self.time_bounds is None:
             self.time_bounds = bound_by_time(self.problem)
             self._best = self.time_bounds.add_to(self._best)
-            self._report_progress()
+            self._report_progress(self._best)
 
     def _bound_budget(self, offers: CandidateSegments, plan_bound: float | None = None) -> None:
         """Bound the cost of every map without shared workers, or on a small fleet the goodput.
