@@ -60,7 +60,7 @@ class CandidateSegments:
                 options = (
                     self.segments.best_of(demand, entry.device, Share(mig=mig))
                     for entry in self.problem.fleet.entries
-                    for mig in list_percents(self.segments, demand.model, entry.device)
+                    for mig in dict.fromkeys(s.mig for s in self.problem.estimator.shares(demand.model, entry.device))
                 )
                 choices[demand.model] = tuple(segment for segment in options if segment is not None)
         return name_alike(self.problem, self.segments, choices)

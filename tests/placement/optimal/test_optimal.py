@@ -410,6 +410,26 @@ def test_whether_anything_was_measured_is_told_by_the_whole_device() -> None:
     assert estimator.asked == [Share()]
 
 
+def test_undivided_partitions_need_no_estimates_of_their_parts() -> None:
+    estimator = CountingEstimator(percents=(100.0,))
+    given = problem([demand()], [(sliced_device(), None)], estimator=estimator)
+    choices = CandidateSegments(given, Segments(given)).list_undivided()
+    assert choices["m"] and {share.sm_pct for share in estimator.asked} == {100.0}
+
+
+def test_the_first_map_is_reported_before_the_program_of_undivided_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[Placement] = []
+
+    def plan(*arguments: Any) -> None:
+        assert reported
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(optimal, "plan_by_program", plan)
+    given = problem([demand("m", 900.0)], options=ONE_PROCESS)
+    with pytest.raises(KeyboardInterrupt):
+        OPTIMAL.place(replace(given, on_progress=reported.append))
+
+
 def test_replicas_of_a_demand_that_is_not_met_are_raised_to_what_they_serve_and_no_further() -> None:
     given = problem([demand("m", 500.0), demand("n", 40.0)], [(plain_device(), 1)], options=ONE_PROCESS)
     judge, half = Judge(given, Segments(given), Limit()), Share(50.0)
