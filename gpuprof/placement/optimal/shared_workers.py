@@ -23,7 +23,7 @@ from gpuprof.placement.deploy import to_map
 from gpuprof.placement.evidence import MPS_CLIENTS
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.limit import Limit, TimeUpError
-from gpuprof.placement.optimal.judge import TimeBounds, clip_bounds, is_proven_optimal, rank_map
+from gpuprof.placement.optimal.judge import TimeBounds, clip_bounds, is_proven_optimal, rank_map, sum_prices
 from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Problem, collect_evidence
 from gpuprof.placement.segment import Segments
@@ -96,9 +96,10 @@ class _Packing:
     def pack(self, placement: Placement, light: Sequence[str]) -> list[PlacedGpu]:
         """Return the devices of the other models with workers of light models beside them, and further devices.
 
-        Models that fit nowhere are left out.
+        Models that fit nowhere are left out, and where all demands are met those that a cheaper map has no place for.
         """
         left, gpus = list(light), list[PlacedGpu]()
+        most = math.inf if placement.unplaced else sum_prices(self.problem, placement.gpus) * (1.0 - TOLERANCE)
         for gpu in placement.gpus:
             partitions = (
                 replace(part, replicas=tuple(replica for replica in part.replicas if replica.model not in light))
@@ -108,7 +109,7 @@ class _Packing:
             if rest.partitions:
                 gpus.append(self._fill(rest, left, 1))
         usual: tuple[FleetEntry, int] | None = None
-        while left and (entries := self._list_free(gpus)):
+        while left and (entries := self._list_free(gpus, most)):
             options = [usual] if usual else [(e, n) for e in entries for n in self._list_counts(e.device, left)]
             filled = [self._fill(PlacedGpu(entry.device.name, ()), left[:], workers) for entry, workers in options]
             counts = [len(list(gpu.replicas())) for gpu in filled]
@@ -117,7 +118,7 @@ class _Packing:
                 gpus.append(filled[best])
             # A model that fits on no empty device is left out.
             del left[: max(1, counts[best])]
-            is_usual = len(left) > counts[best] > 0 and options[best][0] in self._list_free(gpus)
+            is_usual = len(left) > counts[best] > 0 and options[best][0] in self._list_free(gpus, most)
             usual = options[best] if is_usual else None  # the last device may be of another kind
         return gpus
 
@@ -158,13 +159,15 @@ class _Packing:
         shares = [share for share in self._list_shares(device, models) if not share.mig]
         return {int(100.0 / share.sm_pct * (1.0 + TOLERANCE)) for share in shares} or {1}
 
-    def _list_free(self, gpus: Sequence[PlacedGpu]) -> list[FleetEntry]:
-        """Return the kinds of devices of which another may have workers."""
-        used = Counter(gpu.device for gpu in gpus)
+    def _list_free(self, gpus: Sequence[PlacedGpu], most: float) -> list[FleetEntry]:
+        """Return the kinds of devices of which another may have workers, within the cost of a map."""
+        used, spent = Counter(gpu.device for gpu in gpus), sum_prices(self.problem, gpus)
         return [
             entry
             for entry in self.problem.fleet.entries
-            if entry.device.name in self.devices and used[entry.device.name] < (entry.count or math.inf)
+            if entry.device.name in self.devices
+            and used[entry.device.name] < (entry.count or math.inf)
+            and spent + entry.price_per_hour <= most
         ]
 
     def _fill(self, gpu: PlacedGpu, left: list[str], workers: int) -> PlacedGpu:

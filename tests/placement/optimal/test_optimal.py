@@ -22,8 +22,9 @@ from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal import optimal
 from gpuprof.placement.optimal.candidates import CandidateSegments
 from gpuprof.placement.optimal.contents import Contents
-from gpuprof.placement.optimal.judge import Judge, bound_by_time
+from gpuprof.placement.optimal.judge import Judge, TimeBounds, bound_by_time
 from gpuprof.placement.optimal.optimal import MeasuredOnly, Optimal, restrict_to_measured
+from gpuprof.placement.optimal.shared_workers import share_workers
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Options, Problem, collect_evidence
 from gpuprof.placement.published.ffd import FirstFitDecreasing
@@ -397,24 +398,36 @@ def test_a_single_cheapest_device_is_the_minimum_without_a_program_or_further_bo
 
 @dataclass(frozen=True)
 class CountingEstimator(LinearEstimator):
-    asked: list[Share] = field(default_factory=list, hash=False)
+    asked: list[tuple[str, Share]] = field(default_factory=list, hash=False)
 
     def estimate(self, model: str, device: Device, batch: int, share: Share, *rest: Any) -> Estimate:
-        self.asked.append(share)
+        self.asked.append((device.name, share))
         return super().estimate(model, device, batch, share, *rest)
 
 
 def test_whether_anything_was_measured_is_told_by_the_whole_device() -> None:
     estimator = CountingEstimator(source="roofline")
     assert restrict_to_measured(problem([demand()], estimator=estimator)) is None
-    assert estimator.asked == [Share()]
+    assert estimator.asked == [("plain", Share())]
 
 
 def test_undivided_partitions_need_no_estimates_of_their_parts() -> None:
     estimator = CountingEstimator(percents=(100.0,))
     given = problem([demand()], [(sliced_device(), None)], estimator=estimator)
     choices = CandidateSegments(given, Segments(given)).list_undivided()
-    assert choices["m"] and {share.sm_pct for share in estimator.asked} == {100.0}
+    assert choices["m"] and {share.sm_pct for _, share in estimator.asked} == {100.0}
+
+
+def test_workers_are_tried_on_no_device_as_dear_as_the_map() -> None:
+    estimator = CountingEstimator()
+    dear = replace(plain_device(), name="dear", price_per_hour=2.0)
+    demands = [demand("a", 10.0, 200.0), demand("b", 20.0, 200.0)]
+    given = problem(demands, [(plain_device(), None), (dear, None)], estimator)
+    placed = [PlacedReplica(d.model, 1, 1, Share(), d.rate_rps, memory_bytes=2**30) for d in demands]
+    apart = Placement("optimal", tuple(PlacedGpu("plain", (PlacedPartition((replica,)),)) for replica in placed))
+    together = share_workers(given, apart, TimeBounds(1, 1.0, None), Limit(10.0))
+    assert [gpu.device for gpu in together.gpus] == ["plain"]
+    assert {device for device, _ in estimator.asked} == {"plain"}
 
 
 def test_the_first_map_is_reported_before_the_program_of_undivided_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
