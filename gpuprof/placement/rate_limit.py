@@ -15,16 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gpuprof.domain.demand import Slo
-from gpuprof.domain.sojourn import (
-    LAST_LOAD,
-    Arrivals,
-    BatchServer,
-    QueueModel,
-    ShapedQueue,
-    grid_to_load,
-    is_quick,
-    load_to_grid,
-)
+from gpuprof.domain.sojourn import LAST_LOAD, Arrivals, BatchServer, QueueModel, ShapedQueue, grid_to_load, load_to_grid
 from gpuprof.placement.limit import Limit, TimeUpError
 
 #: Relative precision, from below, at which the search for a replica's largest rate stops.
@@ -142,7 +133,7 @@ class RateLimits:
         if limits is None:
             limits = self._known[key] = _KnownRates()
             # Other models may be rules of thumb, which allow more than batches can do.
-            if is_quick(queueing):
+            if getattr(queueing, "is_analytic", False):
                 bounds = (most_within_rps(server, slo.latency_ms, slo.percentile) for server in servers)
                 limits.most_rps = (1.0 + RATE_PRECISION) * math.fsum(bounds)
         return limits
