@@ -99,7 +99,7 @@ class Optimal:
             with problem.limits.until(bounding_limit), suppress(TimeUpError):
                 bounds = search.time_bounds or bound_by_time(problem)
                 incumbent = clip_bounds(problem, raise_by_work(problem, bounds.add_to(incumbent)))
-            incumbent = raise_by_work(problem, share_workers(problem, incumbent, bounds, limit))
+            incumbent = raise_by_work(problem, share_workers(plain_problem, incumbent, bounds, limit))
         return with_reasons(problem, incumbent, limit)
 
 

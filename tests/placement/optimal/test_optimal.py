@@ -430,6 +430,18 @@ def test_workers_are_tried_on_no_device_as_dear_as_the_map() -> None:
     assert {device for device, _ in estimator.asked} == {"plain"}
 
 
+def test_models_without_a_worker_are_not_explained_before_the_map_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    explains: list[bool] = []
+
+    def share(given: Problem, placement: Placement, *limits: Any) -> Placement:
+        explains.append(given.options.explains)
+        return placement
+
+    monkeypatch.setattr(optimal, "share_workers", share)
+    OPTIMAL.place(problem([demand("m", 900.0), demand("n", 20.0)]))
+    assert explains == [False]
+
+
 def test_the_first_map_is_reported_before_the_program_of_undivided_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[Placement] = []
 
