@@ -22,10 +22,10 @@ INTRODUCTION = """\
 <!-- Written by `python -m bench.devices_table`; edit gpuprof/datasets/devices.toml instead. -->
 
 GPUs that gpuprof plans for without having one, from `gpuprof/datasets/devices.toml`. Name them in `--gpus` and
-`--device`. A GPU or CPU that is present is described from the machine itself, and what was measured on it wins over
-all of this.
+`--device`. A GPU or CPU of this machine is described by its driver or system, and measurements take precedence over
+all values below.
 
-Rates are dense peaks in TFLOP/s (int8: TOP/s), on tensor cores where the type has them; a dash means that none is
+Rates are dense peaks in TFLOP/s (int8: TOP/s), on tensor cores where the type has them; a dash means that no rate is
 published. Memory is in GiB, bandwidth in GB/s, prices in US dollars for one GPU and hour, as the source says.
 """
 
@@ -45,7 +45,7 @@ def page() -> str:
             "## What one SM holds\n",
             _table(("name", "threads", "warps", "blocks", "registers", "shared KiB", "of a block"), map(_limits, gpus)),
             "## MIG profiles\n",
-            "Start slots are memory slices; nothing else than these is ever placed.\n",
+            "Start slots are the memory slices at which an instance may begin.\n",
             _table(
                 ("name", "profile", "SMs", "GiB", "memory slices", "compute slices", "start slots", "at most"),
                 (row for gpu in with_mig for row in _profiles(gpu)),

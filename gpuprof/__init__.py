@@ -132,7 +132,7 @@ __all__ = ["__version__", *sorted(_PUBLIC)]
 
 
 class _Package(ModuleType):
-    """A package of which a subpackage never hides the public function of its name: ``load`` stays a function."""
+    """A package whose subpackages never hide the public function of the same name: ``load`` stays a function."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _PUBLIC and isinstance(value, ModuleType)):

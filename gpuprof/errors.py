@@ -65,7 +65,7 @@ class PluginError(GpuprofError):
 
 @contextmanager
 def refuse_unwritable(path: str | os.PathLike[str], fix: str = "") -> Iterator[None]:
-    """Turn the system's errors on writing ``path`` into errors of the input.
+    """Turn the system's errors on writing ``path`` into `InputError`.
 
     Raises
     ------

@@ -88,7 +88,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def describe_failure(kind: str, name: str, plugin: object, error: Exception) -> PluginError:
-    """Return the error of a plug-in that raised: its name, and the line of its own file where it did."""
+    """Return the error of a plug-in that raised an exception: its name, and the line in its own file."""
     file = getattr(sys.modules.get(plugin.__module__), "__file__", None)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     location = f" in line {lines[-1]} of {Path(file).name}" if file and lines else ""

@@ -59,7 +59,7 @@ _CELL_COLUMNS = make_columns(
 
 
 class PolicyListOptions(Settings):
-    """Rows of the comparison."""
+    """What the rows of the comparison are: policies or GPUs."""
 
     title: ClassVar[str] = "Comparison"
 
@@ -70,7 +70,7 @@ class PolicyListOptions(Settings):
 
 
 class DatabaseOptions(Settings):
-    """Test of two databases, and its reports."""
+    """Options for comparing two databases, and the report files."""
 
     title: ClassVar[str] = "Comparison of databases"
 

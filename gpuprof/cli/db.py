@@ -79,7 +79,7 @@ def import_measurements(
 
 
 def _print(names: Sequence[str], rows: Sequence[Mapping[str, object]], chosen: Format) -> None:
-    """Print columns under the names that queries give them; people read times to the second."""
+    """Print columns under the names given by the query; tables show times to the second."""
     if chosen is Format.TABLE:
         rows = [{name: _shorten_time(row[name]) for name in names} for row in rows]
     print_rows(rows, [Column(name, name) for name in names], chosen)

@@ -174,7 +174,7 @@ def _extra_with(module: str) -> str | None:
 
 
 def run_line(line: Sequence[str]) -> int:
-    """Run a command line without ``gpuprof`` and return its exit code; errors are the caller's."""
+    """Run a command line without ``gpuprof`` and return its exit code; errors are left to the caller."""
     words = list(line)
     verbs = [words[0]] if words and words[0] in VERBS else list(VERBS)  # a single verb starts faster than all verbs
     is_list = list(words) in (["-h"], ["--help"]) or (not words and "_GPUPROF_COMPLETE" not in os.environ)
@@ -260,7 +260,7 @@ def _root(
 
 
 def _remedy(error: Any, words: Sequence[str]) -> str:
-    """Return the way out for a command line that cannot be read."""
+    """Return the fix for a command line that cannot be parsed."""
     verb = words[0] if words and words[0] in VERBS else ""
     demands = [word for word in words if word.endswith(".csv")]
     if verb in _OF_DEMANDS and demands and "unexpected extra" in error.format_message():

@@ -43,7 +43,7 @@ def check(
 
 
 def group_equal(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    """Return a row for each rule and message, with the places of the fault and their number."""
+    """Return a row for each rule and message, with the places that break the rule and their number."""
     places: dict[tuple[object, object], list[str]] = {}
     for row in rows:
         places.setdefault((row["rule"], row["message"]), []).append(str(row["where"]))

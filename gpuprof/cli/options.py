@@ -92,7 +92,7 @@ class _Command(TyperCommand):
     """A command that refuses a repeated option of a single value, of which click would take the last."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse a command line. Raises `InputError` for an option that is given twice."""
+        """Parse a command line. Raises `InputError` for an option that is given twice and takes a single value."""
         if args and not ctx.resilient_parsing:
             _, _, parameters = self.make_parser(ctx).parse_args(args=list(args))
             parameter: Any

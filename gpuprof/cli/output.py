@@ -201,16 +201,16 @@ def _split_columns(shown: Sequence[ColumnTexts], width: int) -> Iterator[Sequenc
 
 
 def _has_width(console: Console) -> bool:
-    """Return whether the output goes to a terminal, or its width is given by ``COLUMNS``."""
+    """Return whether output goes to a terminal, or ``COLUMNS`` gives its width."""
     return console.is_terminal or "COLUMNS" in os.environ
 
 
 class VerdictOptions(Settings):
-    """Times that verdicts are compared with, and their output."""
+    """Sources of the predictions that verdicts compare with, and output files."""
 
     title: ClassVar[str] = "Predictions and output"
 
-    db: Path | None = option(None, "Kernel database, for another estimator.")
+    db: Path | None = option(None, "Kernel database for --estimator.")
     estimator: str | None = option(None, "Estimator of the predicted times; default: the times in the map.")
     output: Path | None = option(
         None,

@@ -156,7 +156,7 @@ class PlanFile:
     root: yaml.Node
 
     def error(self, where: Sequence[str | int], message: str, fix: str = "") -> InputError:
-        """Return an error with the file and the line of the value at ``where``, or of the nearest value above it."""
+        """Return an error with the file and the line of the value at ``where``, or of its nearest existing parent."""
         node, line = self.root, self.root.start_mark.line
         for part in where:
             entries: Sequence[tuple[yaml.Node, yaml.Node]] = ()
@@ -318,7 +318,7 @@ class _StepReader:
     def _fill_in(
         self, where: Sequence[str | int], verb: str, command: Any, values: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """Return the values of each command line: one for each device and sizes where a command takes one."""
+        """Return the values of each command line: one for each combination of device and sizes that a command takes."""
         plan, names = self._plan, {parameter.name for parameter in command.params}
         usual: dict[str, Any] = {"map_file": self._map_file}
         if self._has_database or verb in _FILLS_DATABASE:
@@ -493,7 +493,7 @@ def _hash_files(command: StepCommand) -> str:
 
 
 def _list_files(path: Path) -> list[Path]:
-    """Return a file, or those of a folder without hidden folders, except `_LEARNT`."""
+    """Return a file, or the files of a folder without hidden folders, except those in `_LEARNT`."""
     files = path.rglob("*") if path.is_dir() else [path]
     return [
         file

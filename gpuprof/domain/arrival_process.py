@@ -54,7 +54,7 @@ class DeterministicArrivals:
     rate_rps: float
 
     def stream(self, random: np.random.Generator) -> ArrivalStream:
-        """Return the times; nothing is random in them."""
+        """Return the times, which are not random."""
         gap = NS_PER_S / self.rate_rps
         return _IndexedStream(lambda begin, end: _round_times(np.rint(np.arange(begin + 1, end + 1) * gap)))
 
@@ -155,7 +155,7 @@ class RecordedArrivals:
         return len(self.times) / self.duration_s
 
     def stream(self, random: np.random.Generator) -> ArrivalStream:
-        """Return the times; nothing is random in them."""
+        """Return the recorded times, which are not random."""
         return _IndexedStream(lambda begin, end: self.times[begin:end])
 
 
@@ -173,7 +173,7 @@ def _round_times(times: Floats) -> Times:
 
 
 class _IndexedStream:
-    """Times that follow from their positions in the stream; a running sum of a fixed gap would drift."""
+    """Times computed from their index in the stream: a running sum of a fixed gap would drift."""
 
     def __init__(self, times_between: Callable[[int, int], Times]) -> None:
         self._times_between = times_between
@@ -243,7 +243,7 @@ class _MmppClock:
         return times
 
     def _skip_cycles(self, event: float) -> None:
-        """Pass a gap of many cycles in one draw: a sum of exponential stays is gamma distributed."""
+        """Skip the cycles within a gap in one draw: a sum of exponential durations is gamma distributed."""
         cycle = sum(rate * stay for rate, stay in zip(self._rates, self._stays, strict=True))
         cycles = (event - self._events[-1]) / cycle
         self._times, self._events = self._times[-1:], self._events[-1:]
@@ -254,7 +254,7 @@ class _MmppClock:
             self._events = self._events + sum(rate * stay for rate, stay in zip(self._rates, durations, strict=True))
 
     def _add_stays(self, stays: Floats) -> None:
-        """Add stays in alternating states; ``stays`` are durations as multiples of the state's mean."""
+        """Append durations of alternating states; ``stays`` are multiples of each state's mean duration."""
         states = (self._state + np.arange(len(stays))) % 2
         durations = np.array(self._stays)[states] * stays
         expected = np.array(self._rates)[states] * durations

@@ -188,7 +188,7 @@ _FORMS = frozenset({"pcie", "sxm", "nvl", "hbm3", "hbm3e", "blackwell", "server"
 def matching_names(text: str) -> tuple[str, ...]:
     """Return the names of the boards in the catalogue that ``text`` may denote, in the catalogue's order.
 
-    Every word of the text must occur in the board's names, and every word of its product in the text: ``"A100"``
+    Every word of the text must occur in the board's names, and every word of the product's name in the text: ``"A100"``
     matches four boards, ``"RTX 6000"`` does not match RTX PRO 6000.
 
     Examples

@@ -120,7 +120,7 @@ class PlannedWith(_MapElement):
 
     @model_serializer(mode="wrap")
     def _omit_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit unknown fields, and options that were not taken."""
+        """Omit unknown values, and options that are off."""
         return {key: value for key, value in write(self).items() if value is not None and value is not False}
 
 

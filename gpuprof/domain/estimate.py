@@ -84,7 +84,7 @@ def is_unstable(source: str) -> bool:
 
 
 def source_without_neighbours(source: str) -> str:
-    """Return the source of a time without its interference model.
+    """Return the source of a time without the mark of its interference model.
 
     Examples
     --------
@@ -128,8 +128,8 @@ class Figure:
     def is_observed(self) -> bool:
         """Whether plans take the value without a margin.
 
-        True for figures measured stably, or interpolated between such; and for figures that the user stated as given,
-        by computed rows or by an estimator's premise.
+        True for stable measurements and interpolations between them; and for figures that the user provides, by
+        computed rows or by an estimator's premise.
         """
         kinds = (MEASURED, INTERPOLATED, COMPUTED, ASSUMED)
         return classify_source(self.source) in kinds and not is_unstable(self.source)
@@ -281,7 +281,7 @@ class Estimate:
         return Figure(per_ms / (latency.value - overlap_ms), latency.source, low, high)
 
     def added_bytes(self, process_bytes: int) -> int:
-        """Return what the model adds to a process that has a context, of the memory of a process of its own."""
+        """Return the memory that the model adds to a process with a context; ``process_bytes``: alone in a process."""
         return max(process_bytes - self.context_bytes, self.weight_bytes or 0)
 
     def creq(self, metric: str) -> Figure | None:

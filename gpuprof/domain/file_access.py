@@ -89,7 +89,7 @@ def refuse_to_replace(path: Path) -> Path:
 def write_beside(path: Path, fix: str) -> Iterator[Path]:
     """Yield the path of a new file, moved to ``path`` at the end, after all files that were written beside it.
 
-    So a visible model can be opened: its data are there. Nothing is moved after an exception.
+    So a model becomes visible after its data files. Nothing is moved after an exception.
 
     Raises `InputError` for a directory, a device or a pipe and, with the remedy ``fix``, where it is not writable.
     """

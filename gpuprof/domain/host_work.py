@@ -40,7 +40,7 @@ class HostWork:
 
     @property
     def event_ms(self) -> float:
-        """CPU time at the arrival of a request, and as much at its answer."""
+        """CPU time in ms at the arrival of a request; the same time is spent at its answer."""
         return self.host_ms / 2.0
 
     @property

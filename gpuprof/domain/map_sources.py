@@ -123,7 +123,7 @@ def describe_basis(deployment: DeploymentMap) -> str:
 
 
 def _find_premise(deployment: DeploymentMap) -> str | None:
-    """Return the premise of the map's estimator where times of the map rest on it."""
+    """Return the premise of the map's estimator if times of the map depend on it."""
     kinds = {classify_source(replica.predicted.source) for *_, replica in deployment.places()}
     return deployment.planned_with.premise if kinds & {ASSUMED, PREDICTED} else None
 
@@ -137,7 +137,7 @@ def is_observed(deployment: DeploymentMap) -> bool:
 
 
 def name_basis(deployment: DeploymentMap) -> str:
-    """Return the basis of a map's bounds in words: ``"these estimates"``, ``"computed rows"``, ``"a premise"``."""
+    """Return the kind of figures behind a map's bounds: ``"these estimates"``, ``"computed rows"``, ``"a premise"``."""
     kinds = {classify_source(replica.predicted.source) for *_, replica in deployment.places()}
     if ASSUMED in kinds:
         return "a premise"
@@ -174,7 +174,7 @@ def record_basis(deployment: DeploymentMap) -> dict[str, object]:
 
 
 def _measured_models(deployment: DeploymentMap) -> dict[str, dict[str, bool]]:
-    """Return, by kind of device and model, whether all latencies of the model alone on it rest on measurements."""
+    """Return for each (kind of device, model) whether all latencies without neighbours were measured."""
     measured = defaultdict[str, dict[str, bool]](dict)
     for _, gpu, _, replica in deployment.places():
         kind = classify_source(source_without_neighbours(replica.predicted.source))
@@ -284,7 +284,7 @@ def _is_whole(value: float) -> bool:
 
 
 def describe_unshared(deployment: DeploymentMap) -> str | None:
-    """Return a sentence on the GPUs whose replicas are unshared, without a full stop; None where all have shares."""
+    """Return a sentence on GPUs whose replicas run without shares, without a full stop; None where all have shares."""
     unshared = [any(part.unshared for part in gpu.partitions) for node in deployment.nodes for gpu in node.gpus]
     if not any(unshared):
         return None
@@ -329,6 +329,6 @@ def _describe_moves(deployment: DeploymentMap) -> str:
 
 
 def _describe_search(deployment: DeploymentMap) -> str:
-    """Return the variant of a published policy that produced the map, where the policy tried several."""
+    """Return the variant of a published policy that gave the map, if the policy tried several."""
     heuristic = deployment.planned_with.found_by
     return "" if heuristic is None or deployment.policy == "optimal" else f"Found by {heuristic}."

@@ -20,7 +20,7 @@ _LEAST_LOAD = 1e-3
 
 
 def grid_to_load(index: int) -> float:
-    """Return the load at a grid index, 0 to `LAST_LOAD`; models solve pools on this grid and interpolate.
+    """Return the load at a grid index from 0 to `LAST_LOAD`; models solve pools at these loads and interpolate.
 
     Examples
     --------
@@ -38,7 +38,7 @@ def load_to_grid(load: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """A stream of requests."""
+    """A stream of requests: rate, variation of gaps, and arrival process."""
 
     rate_rps: float
     scv: float = 1.0  #: Squared coefficient of variation of independent gamma gaps (Poisson: 1, constant: 0).
@@ -161,14 +161,14 @@ class QueueModel(Protocol):
 class QuickQueueModel(QueueModel, Protocol):
     """A queueing model whose times obey the rule of batch formation, so that lower bounds by this rule hold.
 
-    It solves one process under Poisson requests by analysis. Other models may be rules of thumb, which allow more than
-    batches can do.
+    It is exact for one process under Poisson requests. Other models may be rules of thumb, which promise more than
+    batch formation allows.
     """
 
     is_analytic: bool  #: Always True: marks such a model.
 
     def guess_load(self, server: BatchServer, count: int, limit_ms: float, percent: float) -> float:
-        """Return about the largest load at which ``count`` equal replicas answer ``percent`` of requests in time.
+        """Return the approximate largest load at which ``count`` equal replicas answer ``percent`` of requests in time.
 
         The load is a part of the capacity; 0.0 where the replicas are late at any load. For searches that verify their
         choice.
@@ -217,7 +217,7 @@ class ModelQueues:
 def queue_of(queueing: QueueModel, model: str) -> QueueModel:
     """Return the queueing model for the replicas of a model.
 
-    Raises `InputError` where queueing models are defined by model, but not for this model.
+    Raises `InputError` where each model has its own queueing model, but this model has none.
     """
     if not isinstance(queueing, ModelQueues):
         return queueing

@@ -116,7 +116,7 @@ class ServiceEstimator:
 
 @dataclass(frozen=True, slots=True)
 class _SizeTerm:
-    """Contribution of a size to a batch's worth of requests: its probability of being present, and its batch's time."""
+    """One size's part in a batch of several sizes: the probability that it occurs, and the time of its requests."""
 
     present: float
     latency: Figure
@@ -125,9 +125,9 @@ class _SizeTerm:
 
 
 def _size_term(part: float, batch: int, at: Callable[[int], Estimate]) -> _SizeTerm:
-    """Return the term of the size of a ``part`` of ``batch`` requests.
+    """Return the term of a size that is a fraction ``part`` of the requests in ``batch``.
 
-    The size is present with probability ``1 - (1 - part)^batch``, then with ``batch part`` over that many requests on
+    The size occurs with probability ``1 - (1 - part)^batch``, then with ``batch part`` over that many requests on
     average; times between two whole batches are interpolated linearly.
     """
     present = 1.0 - (1.0 - part) ** batch
@@ -142,7 +142,7 @@ def _size_term(part: float, batch: int, at: Callable[[int], Estimate]) -> _SizeT
 def _mix_estimates(
     parts: Sequence[tuple[str, float]], at: Callable[[str, int], Estimate], workload: Workload
 ) -> Estimate:
-    """Return the estimate of a batch's worth of requests of several sizes, from each size's estimates at a batch.
+    """Return the estimate of ``batch`` requests of several sizes, from the estimates of each size.
 
     Numbers of different sizes are taken as independent, which slightly overstates the spread; for single requests the
     spread is exact. Memory is that of the largest size.

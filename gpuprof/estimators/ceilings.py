@@ -30,7 +30,7 @@ def profiled_devices(db: KernelDb) -> tuple[str, ...]:
 
 
 def with_ceilings(device: Device, db: KernelDb | None) -> Device:
-    """Return ``device`` with its measured rates in the database, if any; those of the whole device come first."""
+    """Return ``device`` with its measured rates in the database, if any; rates of the whole device take precedence."""
     row = _last_row(db, device.name)
     if row is None or not row.measured:
         return device
@@ -70,7 +70,7 @@ def recorded_device(name: str, db: KernelDb) -> Device | None:
 
 
 def _last_row(db: KernelDb | None, name: str) -> DeviceRow | None:
-    """Return the last row; rows with measured rates come first, and for a CPU rows of larger shares."""
+    """Return the last row; rows with measured rates take precedence, and for a CPU rows of larger shares."""
     if db is None:
         return None
     rows = read_records(db, DeviceRow, {"device": name})
@@ -80,7 +80,7 @@ def _last_row(db: KernelDb | None, name: str) -> DeviceRow | None:
 
 
 def _of_the_whole(row: DeviceRow, device: Device) -> DeviceRow:
-    """Return a row with the rates of the whole device, scaled from those of its share."""
+    """Return a row with rates of the whole device, scaled from those of the row's share."""
     share = Share(row.sm_share_pct)
     if share.is_whole:
         return row

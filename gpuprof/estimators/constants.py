@@ -21,12 +21,12 @@ def constant(table: str, name: str) -> float:
 
 
 def find_constant(table: str, name: str, otherwise: float) -> float:
-    """Return a number of a table, ``otherwise`` where there is none."""
+    """Return a number of a table, or ``otherwise`` if it is missing."""
     return _numbers(table).get(name, otherwise)
 
 
 def process_energy(process_nm: float | None) -> tuple[float, float] | None:
-    """Return watts per TFLOP/s of float32, and the clock in MHz at which; None for an unknown process."""
+    """Return the watts per TFLOP/s of float32, and the clock in MHz at which they hold; None for unknown processes."""
     entry = _read_data()["energy"]["process"].get(f"{process_nm or 0.0:g}")
     return None if entry is None else (float(entry["watts"]), float(entry["clock_mhz"]))
 

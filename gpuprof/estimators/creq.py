@@ -1,4 +1,4 @@
-"""Creq of models without measurements on a GPU: predicted launches of their kernels, errors of profiled models."""
+"""Creq of models without measurements on a GPU, from predicted kernel launches, and its errors on profiled models."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class PredictedLaunches:
 
 @dataclass(frozen=True, slots=True)
 class LaunchModel:
-    """Regressors by ``kind target``, as ``"conv_cores waves"``."""
+    """Regressors of launch properties, by ``kind target``, as ``"conv_cores waves"``."""
 
     forests: Mapping[str, Forest]
 

@@ -211,7 +211,7 @@ class ModelLatencies:
         return widened
 
     def board_work(self, model: MeasuredModel, device: Device) -> Figure | None:
-        """Return the least time of a whole GPU per request in ms, None where regressors were trained for it.
+        """Return a lower bound of the whole GPU's time per request in ms, None where regressors were trained for it.
 
         Raises `InputError` when the device lacks the precision.
         """
@@ -277,7 +277,7 @@ NARROW = frozenset({"float16", "bfloat16", "float8", "int8"})
 
 
 def hold_graph(graph: ModelGraph, precision: str, *, retyped: bool) -> ModelGraph:
-    """Return the graph with the tensors that a runtime holds in memory when it computes products in ``precision``.
+    """Return the graph with tensors in the types that a runtime holds in memory for products in ``precision``.
 
     ``retyped``: whether the precision differs from the file's, so that weights and activations change type.
     """
@@ -299,7 +299,7 @@ def hold_graph(graph: ModelGraph, precision: str, *, retyped: bool) -> ModelGrap
 
 
 def _join_attention(ops: tuple[Op, ...]) -> tuple[Op, ...]:
-    """Return the ops with each attention joined to a single op that reads all outside inputs of its ops."""
+    """Return the ops with the ops of each attention replaced by a single op that reads all their outside inputs."""
     joined: dict[int, Op] = {}
     inside: set[int] = set()
     for last, group in NodeGroups(ops, fused=False, narrow=True).attention.items():
@@ -351,8 +351,8 @@ class ModelMemory:
     def context_bytes(self, device: Device, memory: Figure | None, weight_bytes: int, workload: Workload) -> int:
         """Return the part of the peak memory that is the context of a process on a GPU, 0 where it is unknown.
 
-        A prediction from weights and activations includes a constant one. A measured context is not told apart, so the
-        smallest is assumed, in figures that can include one: others are an allocator's.
+        A prediction from weights and activations includes a constant one. Measurements do not separate the context, so
+        the smallest is assumed, where the figure can include one; an allocator's figures do not.
         """
         if device.kind != "gpu" or memory is None:
             return 0
@@ -425,7 +425,7 @@ class DatabaseEstimator:
     Parameters
     ----------
     db : KernelDb or None
-        None: no measurements, every figure is the roofline's.
+        None: no measurements, every figure is predicted.
     graphs : mapping of str to Path, optional
         Model's name → its ONNX file, for models that the database does not hold or whose file has moved. A model
         may also be named by the path itself; if the database holds the file's hash, its figures count.
@@ -519,7 +519,7 @@ class DatabaseEstimator:
         return tuple(times)
 
     def board_work_ms(self, model: str, device: Device) -> Figure | None:
-        """Return the least time of the whole device per request; see `gpuprof.domain.estimate`.
+        """Return a lower bound of the whole device's time per request; see `gpuprof.domain.estimate`.
 
         For a model measured on the device: the time under the share with the most work for its size.
         """
@@ -532,7 +532,7 @@ class DatabaseEstimator:
         return self._latencies.board_work(record, device)
 
     def least_beside(self, model: str, device: Device, alone: Figure) -> Figure:
-        """Return the least time of a batch beside any neighbours; see `gpuprof.domain.estimate`."""
+        """Return a lower bound of the time of a batch beside any neighbours; see `gpuprof.domain.estimate`."""
         return self.colocations.least_beside(alone, device)
 
     def list_ratios(self, device: Device) -> Mapping[str, Sequence[float]]:
@@ -612,7 +612,7 @@ class DatabaseEstimator:
         return None if certain else self.known.read_work(model)
 
     def _list_unknown(self, model: MeasuredModel, latency: Figure) -> tuple[str, ...]:
-        """Return the ops of unknown cost where they make a time unsure."""
+        """Return the ops of unknown cost if they make the time uncertain."""
         if classify_source(latency.source) in (MEASURED, INTERPOLATED):
             return ()
         work = self.known.read_work(model)
@@ -651,13 +651,13 @@ class DatabaseEstimator:
                 self.known.find_model(neighbour.model)
 
     def _sm_utilization(self, device: Device, workload: Workload) -> float | None:
-        """Return the busy part of the SMs of a workload alone, in percent; the upper end where predicted."""
+        """Return the SM utilisation of a workload alone, in percent; the upper end where predicted."""
         figures = dict(self._creq(self.known.find_model(workload.model), device, workload))
         figure = figures.get("wavg_sm_util")
         return None if figure is None else min(100.0, figure.value if figure.is_observed else figure.upper())
 
     def _behaviour(self, device: Device, workload: Workload) -> RunningWorkload | None:
-        """Return the behaviour of a workload alone, for the interference models; None where unknown."""
+        """Return the resource use of a workload alone, for the interference models; None where unknown."""
         try:
             record = self.known.find_model(workload.model)
             alone = self._alone(device, workload)[0].value
@@ -674,7 +674,7 @@ class DatabaseEstimator:
         )
 
     def _traffic_pct(self, model: MeasuredModel, device: Device, workload: Workload, alone_ms: float) -> float:
-        """Return the ops' traffic over the memory's capacity in the time alone, in percent; 0 without the graph."""
+        """Return the ops' DRAM traffic in percent of the memory's capacity during the batch; 0 without the graph."""
         work = self.known.read_work(model)
         if work is None:
             return 0.0

@@ -103,7 +103,7 @@ def read_kernel_table(db: KernelDb, device: Device) -> KernelTable:
 
 
 def _typical(executions: Sequence[Sequence[KernelRow]], device: Device) -> tuple[Kernel, ...]:
-    """Return the kernels of executions with the typical number of launches, as medians over them."""
+    """Return the kernels of the executions with the typical number of launches, with median values."""
     ordered = [sorted(rows, key=lambda row: row.position) for rows in executions]
     count = int(median(len(rows) for rows in ordered))
     same = [rows for rows in ordered if len(rows) == count] or ordered[:1]
@@ -176,7 +176,7 @@ class ModelRequirement:
 
 
 def require(graph: ModelGraph, table: KernelTable, *, host_ms: float = 0.0) -> ModelRequirement:
-    """Return the requirement of ``graph`` on the device of ``table``; ``host_ms``: launch time of all kernels."""
+    """Return the requirements of ``graph`` on the device of ``table``; ``host_ms``: host time to launch all kernels."""
     launches, unknown = launch_times(graph, table)
     sets = concurrent_sets(launches)
     return ModelRequirement(
@@ -326,7 +326,7 @@ class GkEstimator:
         return self._known[key]
 
     def _figure(self, required: ModelRequirement, work: GraphWork, device: Device) -> Figure:
-        """Return the latency on the whole device, ops without kernels by their roofline."""
+        """Return the latency on the whole device; ops without kernels take their roofline time."""
         unseen = np.array([op in work.unknown_ops for op in work.op_types], dtype=bool)
         value = required.latency_ms + 1e3 * float(op_times_s(work, device, Share())[unseen].sum())
         more = unknown_ms(work, device, Share())

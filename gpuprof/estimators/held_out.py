@@ -186,7 +186,7 @@ def _summary(setting: str, quantity: str, predictor: str, architecture: str, mem
 
 
 def _of_requirements(case: ModelCase, model: LearnedModel, rest: TrainingSet) -> list[Prediction]:
-    """Return Creq and Mreq by the stack, its constituents and the geometric mean of the other architectures."""
+    """Return Creq and Mreq by the stack, its constituents, and the geometric mean of the other architectures."""
     predictions = []
     for requirement, measured in case.requirements.items():
         quantity = requirement if requirement == MREQ else f"Creq {requirement}"
@@ -299,8 +299,8 @@ def estimate_held_out(
 def copy_without(database: KernelDb, column: str, value: str, path: Path) -> KernelDb:
     """Return a copy of a database at ``path`` without the rows with this value in a column.
 
-    Runs of the value are left out as wholes, so that no neighbour's row tells of it; imported runs of many models lose
-    its rows alone.
+    Runs with the value are removed entirely, since rows of neighbours reveal it; imported runs of many models lose only
+    its rows.
     """
     copy = KernelDb.create(path)
     tables = {table: database.read_table(table) for table in TABLES}

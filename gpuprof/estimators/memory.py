@@ -67,7 +67,7 @@ def _owners(graph: ModelGraph) -> dict[str, str]:
 
 
 def _last_use(graph: ModelGraph, owner: dict[str, str]) -> dict[str, int]:
-    """Return the position of the last op that reads each tensor; outputs of the graph live beyond the end."""
+    """Return the position of the last op that reads each tensor; outputs of the graph are kept to the end."""
     last: dict[str, int] = {}
     for position, op in enumerate(graph.ops):
         for tensor in op.inputs:
@@ -116,7 +116,7 @@ def arena_footprint(graph: ModelGraph) -> Footprint:
 
 
 def _written_over(op: Op, size: int, readers: dict[str, int], buffers: dict[str, int]) -> str | None:
-    """Return the input whose buffer becomes the op's output."""
+    """Return the input whose buffer the op can reuse for its output, None without one."""
     if op.op_type in VIEWS:
         return op.inputs[0].name if op.inputs else None
     if op.op_type not in _IN_PLACE:
@@ -126,7 +126,7 @@ def _written_over(op: Op, size: int, readers: dict[str, int], buffers: dict[str,
 
 
 def _readers(graph: ModelGraph) -> dict[str, int]:
-    """Return the number of reads of each tensor; outputs of the model have another read, and are never freed."""
+    """Return the number of readers of each tensor; outputs of the model have an extra reader, so they are not freed."""
     counts: dict[str, int] = {}
     for tensor in (*(tensor for op in graph.ops for tensor in op.inputs), *graph.outputs):
         counts[tensor.name] = counts.get(tensor.name, 0) + 1
@@ -134,7 +134,7 @@ def _readers(graph: ModelGraph) -> dict[str, int]:
 
 
 class _Arena:
-    """The buffers that are allocated at a point of the execution, each with its number of reads still to come."""
+    """The allocated buffers at one point of the execution, each with its number of remaining readers."""
 
     def __init__(self) -> None:
         self.peak = self.reserved = self._in_use = 0
@@ -162,13 +162,13 @@ class _Arena:
         return len(self._sizes) - 1
 
     def hold(self, buffer: int, reads: int) -> None:
-        """Keep a buffer for ``reads`` more reads; free it at once without pending reads."""
+        """Keep a buffer for ``reads`` more readers; free it at once if there are none."""
         self._waiting[buffer] += reads
         if self._waiting[buffer] == 0:
             self._release_buffer(buffer)
 
     def release(self, buffer: int) -> None:
-        """Count a read."""
+        """Record that one reader of a buffer has finished."""
         self._waiting[buffer] -= 1
         if self._waiting[buffer] == 0:
             self._release_buffer(buffer)
@@ -242,7 +242,7 @@ PROCESS = "process, "
 
 
 def predict_reserved(weight_bytes: float, activation_bytes: float, precision: str | None = None) -> Figure:
-    """Return the memory reserved by a process without its CUDA context; the interval is at least the weights.
+    """Return the memory reserved by a process, excluding its CUDA context; its lower end is at least the weights.
 
     ``precision``: type of the counted bytes, to be named in the figure's source; None: the types of the file.
     """
@@ -272,12 +272,12 @@ def predict_process(weight_bytes: float, activation_bytes: float, precision: str
 
 
 def context_fraction(granted_fraction: float) -> float:
-    """Return the size of the context of a client that gets a part of the SMs, as a fraction of a whole GPU's."""
+    """Return the context size of a client with a fraction of the SMs, relative to that with the whole GPU."""
     return 1.0 - constant("memory", "context_by_sms") * (1.0 - granted_fraction)
 
 
 def shrink_context(figure: Figure, granted_fraction: float) -> Figure:
-    """Return the memory of a process that is an MPS client with a part of the SMs.
+    """Return the memory of a process that is an MPS client with a fraction of the SMs.
 
     Its CUDA context reserves local memory only for the threads of granted SMs. The interval's upper end stays.
     """

@@ -1,4 +1,4 @@
-"""Time of a model from its operations and bytes and the peak rates of a device (Williams et al., 2009), op by op.
+"""Roofline model: a model's time from its operations and bytes and a device's peak rates (Williams et al., 2009).
 
 The work of the ops is a function of the batch size, so that graphs are read at few batches.
 """
@@ -126,7 +126,7 @@ def roofline_ms(work: GraphWork, device: Device, share: Share) -> float:
 
 
 def op_times_s(work: GraphWork, device: Device, share: Share) -> Array:
-    """Return the least time of each op in seconds: of its arithmetic or its traffic, and its launches.
+    """Return a lower bound of each op's time in seconds: the longer of arithmetic and traffic, plus its launches.
 
     Returns
     -------
@@ -149,7 +149,7 @@ def op_times_s(work: GraphWork, device: Device, share: Share) -> Array:
 
 
 def dispatch_ms(work: GraphWork, device: Device) -> float:
-    """Return a CPU's additional time for dispatching ops in milliseconds, which `roofline_ms` leaves out."""
+    """Return a CPU's time for dispatching ops in milliseconds, which `roofline_ms` excludes."""
     return 0.0 if device.kind == "gpu" else len(work.op_types) * constant("roofline", "dispatch_us") * 1e-3
 
 
@@ -166,7 +166,7 @@ def unknown_ms(work: GraphWork, device: Device, share: Share) -> float:
 
 
 def bandwidth(device: Device, share: Share) -> float:
-    """Return the bytes per second available to ``share``: by a MIG instance's slices, else by its units' requests."""
+    """Return the bytes per second available to ``share``: a MIG instance's slices, or what its units can request."""
     reach = constant("roofline", "bandwidth_reach")
     if share.mig is not None and device.mig_slices:
         slices = device.mig_profile(share.mig).memory_slices / device.mig_slices

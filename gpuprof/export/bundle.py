@@ -44,7 +44,7 @@ class UniqueNames:
         self._times: Counter[str] = Counter()
 
     def add(self, name: str) -> str:
-        """Return ``name``, or ``name-2``, ``name-3`` … whichever was not given yet."""
+        """Return ``name``, or ``name-2``, ``name-3`` …, whichever is unused."""
         free = name
         while free in self._given:
             self._times[name] += 1
@@ -68,7 +68,7 @@ def public_name(deployment: DeploymentMap, model: str) -> PublicName:
 
 
 def model_file(deployment: DeploymentMap, model: str, base: Path) -> Path | None:
-    """Return the file of a model, in the map's folder ``base`` or at its path; None if the map or disk lacks it."""
+    """Return a model's file, in the map's folder ``base`` or at its own path; None if neither exists."""
     entry = deployment.models.get(model)
     if entry is None or entry.path is None:
         return None
@@ -76,7 +76,7 @@ def model_file(deployment: DeploymentMap, model: str, base: Path) -> Path | None
 
 
 def model_files(path: Path) -> dict[str, Path]:
-    """Return the external data files of a model by their name relative to the model, which must be preserved.
+    """Return the external data files of a model by their names relative to the model, which must be kept.
 
     Raises `InputError` when the file is no ONNX model, or one of its data files is missing.
     """

@@ -137,7 +137,7 @@ def _find_model_bytes(gpu: Gpu, replica: Replica, file_bytes: Mapping[str, int])
 
 
 def is_host(gpu: Gpu) -> bool:
-    """Return whether processes run on the machine's processor, or only sleep in place of a GPU."""
+    """Return whether processes run on the machine's CPU, or only simulate a device by sleeping."""
     return is_cpu(gpu) or gpu.device.startswith("sim:")
 
 
@@ -163,7 +163,7 @@ FRACTIONAL = (KAI, HAMI)
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Parts of a pod and its manifests that request GPUs."""
+    """Parts of a pod and its manifests that request GPUs, for one allocation method."""
 
     #: Device limits of the container, by resource name; in place of those of the device plugin.
     limits: Mapping[str, str]
@@ -175,7 +175,7 @@ class Allocation:
 
 
 def split_replicas(deployment: DeploymentMap) -> DeploymentMap:
-    """Return the map with a node for each replica, on a GPU or MIG instance that the cluster divides.
+    """Return the map with a separate node for each replica, on a GPU or MIG instance that the cluster divides.
 
     Raises `InputError` for replicas that share a MIG instance, which KAI Scheduler and HAMi do not divide, or a worker,
     and for CPUs.
@@ -222,7 +222,7 @@ def planned_replicas(deployment: DeploymentMap) -> dict[str, tuple[Gpu, Partitio
 
 
 def describe_allocation(target: str, planned: Mapping[str, tuple[Gpu, Partition, Replica]]) -> list[str]:
-    """Return remarks on shares that the target does not keep as planned."""
+    """Return remarks on planned shares that the target does not enforce."""
     replicas = [replica for _, part, replica in planned.values() if part.mig is None]
     if not replicas:
         return []
@@ -368,7 +368,7 @@ def _fill(template: str, /, **values: object) -> Any:
 
 
 class _ReadableDumper(yaml.SafeDumper):
-    """Writes texts of several lines, such as the map, as blocks that people can read and compare."""
+    """Writes multi-line texts, such as the map, as YAML blocks that people can read and compare."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
         """Return a text as YAML, as a block if it has several lines."""
@@ -401,7 +401,7 @@ def _name_services(deployment: DeploymentMap) -> dict[str, str]:
 
 
 def _note_uneven_services(deployment: DeploymentMap) -> list[str]:
-    """Return a remark on each model that nodes serve at unequal rates: a Service sends all of them the same."""
+    """Return a remark on each model planned at unequal rates on its nodes: a Service sends all of them equally many."""
     rates: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for node, _, _, replica in deployment.places():
         rates[replica.model][node.name] += replica.rate_rps

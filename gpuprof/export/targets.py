@@ -33,7 +33,7 @@ _SETTINGS = EdgeSettings(
 
 
 def envoy() -> Bundle:
-    """Return one file, ``envoy.yaml``, which is the same for every map."""
+    """Return the single file ``envoy.yaml``, which is the same for every map."""
     return Bundle({"envoy.yaml": _HEAD + render_bootstrap(_SETTINGS)})
 
 

@@ -340,7 +340,7 @@ def read_repository(folder: Path) -> TritonRepository:
 
 
 def _order_steps(config: Any) -> tuple[str, ...]:
-    """Return the models of an ensemble in an order in which each has its inputs; parallel steps one after the other.
+    """Return the models of an ensemble, each after the producers of its inputs; parallel steps run one after another.
 
     Raises `InputError` when a step needs a tensor that no other makes.
     """
@@ -360,7 +360,7 @@ def _order_steps(config: Any) -> tuple[str, ...]:
 
 
 def _read_config(entry: Path) -> Any:
-    """Return the configuration of a model's directory, named after the directory unless it names itself."""
+    """Return the configuration in a model's directory; its default name is the directory's."""
     try:
         from google.protobuf import text_format
         from tritonclient.grpc import model_config_pb2

@@ -45,7 +45,7 @@ class BatchAxis:
     outer: int
 
     def before(self, shape: Sequence[int]) -> int:
-        """Return the number of repetitions of the whole batch in memory, over all outer dimensions."""
+        """Return the product of the tensor's dimensions before the batch dimension."""
         return prod(shape[: self.axis]) * self.outer
 
 
@@ -323,7 +323,7 @@ class _BatchWalk:
         return next((list(a.ints) for a in node.attribute if a.name == attribute), None)
 
     def _depends_on_batch(self, node: NodeProto, position: int) -> bool:
-        """Return whether an input is computed from the batch already."""
+        """Return whether an input is already computed from the batch."""
         if len(node.input) <= position:
             return False
         name = node.input[position]

@@ -146,7 +146,7 @@ def _is_usual(name: str, dim: str | None, axis: int, shape: tuple[Dim, ...], dty
 
 
 def _is_cache(name: str, shape: tuple[Dim, ...]) -> bool:
-    """Return whether an input holds keys or values of earlier tokens: [batch, heads, tokens, size of a head]."""
+    """Return whether an input is a key-value cache of shape [batch, heads, tokens, head size]."""
     return len(shape) == 4 and isinstance(shape[3], int) and _CACHE.search(name) is not None
 
 

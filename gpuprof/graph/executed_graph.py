@@ -77,7 +77,7 @@ def tie_nodes(graph: ModelGraph, executed: Sequence[ExecutedNode]) -> Tie:
 
 
 def find_costliest(positions: Iterable[int], ops: Sequence[Op]) -> int:
-    """Return the position of the op charged with a group's time: the op with the most FLOPs, the first of ties."""
+    """Return the position of the op charged with a group's time: the first of those with the most FLOPs."""
     return max(positions, key=lambda position: (ops[position].flops or 0, -position))
 
 

@@ -213,10 +213,9 @@ def _inline_other_opsets(model: ModelProto) -> ModelProto:
 def _check(model: ModelProto) -> None:
     """Run ONNX's checker, without requirements that runtimes do not have.
 
-    Waived are shapes of inputs and outputs, types of outputs, the graph's name, unique metadata, weights listed as
-    inputs before IR version 4 (omitted by tools that rewrite old models), deprecated ops, and the runtime's own ops in
-    ONNX's domain.
-    Raises `ValueError` for a damaged node.
+    It does not require shapes of inputs and outputs, types of outputs, the graph's name, unique metadata, weights
+    listed as inputs before IR version 4 (omitted by tools that rewrite old models), deprecated ops, and the runtime's
+    own ops in ONNX's domain. Raises `ValueError` for a damaged node.
     """
     _refuse_damaged_nodes(model)
     tolerant = ModelProto.FromString(model.SerializeToString())

@@ -111,7 +111,7 @@ def require_sizes(graph: ModelGraph) -> ModelGraph:
 
 
 def describe_assumed_sizes(graph: ModelGraph) -> str | None:
-    """Return a remark on the sizes that were assumed, with the way to give others; None where none was."""
+    """Return a remark on assumed sizes, with the option to set others; None if none were assumed."""
     sizes = dict(graph.sizes)
     names = [name for name in graph.assumed if name not in graph.guessed]  # `require_sizes` refuses guessed sizes
     if not names:
@@ -169,7 +169,7 @@ def read_turns(path: Path) -> tuple[str, ...]:
 def load_nodes(
     path: Path, batch: int = 1, dims: Mapping[str, int] | None = None
 ) -> tuple[tuple[NodeProto, ...], dict[str, Array]]:
-    """Return the nodes behind the ops of `load_graph`, in their order, and the small values known without a run.
+    """Return the graph nodes behind the ops of `load_graph`, in their order, and the constants known without a run.
 
     Raises `InputError` as `load_graph` does.
     """

@@ -49,7 +49,7 @@ class MergedMember:
     absent_rows: int = 0
 
     def nothing(self) -> dict[str, Array]:
-        """Return placeholder inputs for the model in a call without its requests."""
+        """Return placeholder inputs for the model in a call without requests for it."""
         import numpy as np
         from onnx.helper import tensor_dtype_to_np_dtype
 

@@ -224,7 +224,7 @@ def _inner_width(call: OpCall, position: int, features: int) -> int:
 def projected_attention(call: OpCall, mask: int = 3, scales: int = 0) -> int:
     """Return the FLOPs of ONNX Runtime's Attention, which includes the projection to Q, K and V.
 
-    ``mask``: position of the mask; ``scales``: multiplications per projected value of quantised inputs.
+    ``mask``: position of the mask; ``scales``: extra multiplications per projected value, for quantised inputs.
     """
     batch, length, features = call.x.shape
     wide = call.input(1).shape[1]

@@ -29,7 +29,7 @@ PROTOCOL_TYPES = {
 
 
 def find_uncarried(file: OnnxFile) -> InputError | None:
-    """Return the reason why a server cannot take the inputs or give the outputs of a model; None where it can.
+    """Return why the protocol cannot carry a model's inputs or outputs; None if it can.
 
     Outputs that are sequences or maps are served as texts.
     """
@@ -64,7 +64,7 @@ def mixed_types_error(model: str) -> InputError:
 
 
 def find_unbatched(inputs: Mapping[str, tuple[Dim, ...]], outputs: Mapping[str, tuple[Dim, ...] | None]) -> str | None:
-    """Return ``"input NAME"`` or ``"output NAME"`` of a tensor of which not the first dimension alone is the batch.
+    """Return ``"input NAME"`` or ``"output NAME"`` of a tensor whose batch is not its first dimension alone.
 
     None: no such tensor, as far as the dimensions tell; outputs of None have unknown dimensions.
     """

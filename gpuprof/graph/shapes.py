@@ -303,7 +303,7 @@ class Shapes:
         return max(0, int(trips.item()))
 
     def _constant_value(self, name: str) -> Array | None:
-        """Return a known value that is equal in all iterations of a loop around it, else None."""
+        """Return a known value that is the same in all iterations of a surrounding loop, else None."""
         return None if name in self._of_first_turn else self.values.get(name)
 
     def _is_always_true(self, graph: GraphProto) -> bool:
@@ -417,7 +417,7 @@ class Shapes:
         )
 
     def _max_selected(self, node: NodeProto) -> int:
-        """Return an upper bound of the elements returned by a selecting op."""
+        """Return an upper bound of the elements that a selecting op, such as NonMaxSuppression, returns."""
         source = self.tensors[node.input[0]]
         try:
             if node.op_type == "NonMaxSuppression":  # each box of each class and image, or the requested maximum

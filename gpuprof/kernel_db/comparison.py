@@ -97,7 +97,7 @@ class CellChange:
 
 @dataclass(frozen=True, slots=True)
 class OpChange:
-    """Difference of an op's or a kernel's time between two sides, in ms a batch, with its part of the sum of all."""
+    """Difference of an op's or a kernel's time between two sides, in ms per batch, and its part of the total."""
 
     name: str
     before_ms: float

@@ -445,7 +445,7 @@ def import_files(
 
 
 def split_form(words: Sequence[Path]) -> tuple[str | None, list[Path]]:
-    """Return the format named by the first word (unless such a file exists), and the remaining words as files."""
+    """Return the format if the first word names one and no such file exists, and the remaining words as files."""
     words = list(words)
     if words and str(words[0]) in IMPORTERS and not words[0].exists():
         return str(words[0]), words[1:]

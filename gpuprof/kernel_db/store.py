@@ -437,7 +437,7 @@ def migrate_table(table: str, old: pa.Table, path: str) -> pa.Table:
 
 
 def _part_estimates(kernels: pa.Table) -> pa.Table:
-    """Move occupancies estimated from launches, as older versions stored them, out of the column of counters.
+    """Move occupancies estimated from launches, which older versions stored there, out of the column of counters.
 
     Estimates belong to kernels with a start time (from a timeline) and without counters.
     """
@@ -458,7 +458,7 @@ def _part_estimates(kernels: pa.Table) -> pa.Table:
 
 
 def _with_variants(rows: pa.Table, runs: Path) -> pa.Table:
-    """Add the runtime, execution and precision of their segment's runs to old rows."""
+    """Add to old rows the runtime, execution and precision of their segment's runs."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

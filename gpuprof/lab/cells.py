@@ -44,7 +44,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class LabCell:
-    """A scenario by a policy."""
+    """A cell of an experiment: a scenario planned by a policy."""
 
     scenario: Scenario
     #: ``name``, ``name+option=value``, ``module:Class`` or an object; the suffix ``@setup`` selects its conditions.
@@ -57,7 +57,7 @@ class LabCell:
 
     @property
     def setup(self) -> Setup:
-        """Conditions of the policy."""
+        """The conditions under which the policy plans."""
         return self.scenario.setup(describe_policy(self.policy))
 
     @property
@@ -269,7 +269,7 @@ def _planned_figures(outcome: Outcome, problem: Problem, judge: Estimator) -> Re
 
 
 def _measure_fragmentation(deployment: DeploymentMap, devices: Mapping[str, Device], unused_part: float) -> float:
-    """Return the part of the GPUs in no share (ParvaGPU, equation 4); under MIG, of the units that instances have."""
+    """Return the fraction of the GPUs in no share (ParvaGPU, eq. 4); under MIG, of the units instances can have."""
     cut = {gpu.device for _, gpu, partition, _ in deployment.places() if partition.mig}
     if len(devices) != 1 or not cut:
         return unused_part
@@ -342,7 +342,7 @@ def keep_first_gpus(deployment: DeploymentMap, count: int) -> DeploymentMap:
 
 
 def describe_plan(deployment: DeploymentMap) -> str:
-    """Return ``[model batch share%, …] …``, a bracket for each GPU: the share, or the requirement planned with."""
+    """Return ``[model batch share%, …] …`` with a bracket for each GPU; the share, or the requirement used instead."""
 
     def describe(replica: Replica) -> str:
         creq = replica.predicted.creq
@@ -438,7 +438,7 @@ def _serve_batches(
 
 
 def _time_by_measurements(estimator: Estimator, gpu: Gpu, partition: Partition, replica: Replica) -> Replica:
-    """Return the replica with the estimator's times; unchanged where these do not reach its batch."""
+    """Return the replica with the estimator's times; unchanged if the estimator has none for its batch."""
     share, kind = share_of(partition, replica), device(gpu.device)
     times_ms = {}
     for size in estimator.batches(replica.model, kind, share):

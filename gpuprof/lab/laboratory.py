@@ -44,7 +44,7 @@ class PrintedNumber:
 
     @property
     def verdict(self) -> str:
-        """``as printed``, within the range and to the printed digits, else ``differs``."""
+        """Return ``as printed`` if the result has the printed digits or is in the printed range, else ``differs``."""
         low, high = self.printed
         half = 0.5 * 10.0**-self.digits * (1.0 + 1e-9)
         agrees = self.ours is not None and low - half <= self.ours <= high + half
@@ -147,7 +147,7 @@ class PaperFigure:
         )
 
     def _read(self, record: Record, field: str) -> str | float | None:
-        """Return a field of a record, times the factor of its measure; of the first where the field is no measure."""
+        """Return a field of a record, times the factor of its measure; of the first measure for other fields."""
         labels = {name: label for label, name in reversed(self.table["measures"].items())}
         label = labels.get(field, next(iter(self.table["measures"])))
         value, factor = read_field(record, field), float(self.table.get("factors", {}).get(label, 1.0))
@@ -253,7 +253,7 @@ def _list_columns(table: Mapping[str, Any], data: Path) -> Iterator[tuple[str, S
 
 
 def read_field(record: Record, field: str) -> str | float | None:
-    """Return a field of a record; ``shares.W4`` is an entry of a mapping."""
+    """Return a field of a record; ``shares.W4`` is the entry ``W4`` of the mapping ``shares``."""
     value: Any = record
     for part in field.split(".", 1):
         value = value.get(part) if isinstance(value, Mapping) else None

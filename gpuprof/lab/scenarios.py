@@ -130,7 +130,7 @@ def listed_demands(suite: str, scenario: str, copies: int = 1) -> tuple[Demand, 
 
 
 def usher_demands(rate_rps: float) -> tuple[Demand, ...]:
-    """Return USHER's models at a total rate, in parts that need about as much of a V100 each."""
+    """Return USHER's models at a total rate, divided so that each needs about the same part of a V100."""
     slos_ms = read_scenarios()["suites"]["usher"]["slo_ms"]
     best: dict[str, float] = {}
     for row in read_v100_table():
@@ -199,8 +199,8 @@ def scale_v100(database: KernelDb, kinds: Sequence[str], step_pct: float | None 
     """Append the V100 table for other kinds of GPU, by the ratio of float32 peaks.
 
     ``step_pct``: shares are multiples of this step; a batch whose SM utilisation (WSM) exceeds the share takes longer
-    by the ratio of the two; None: whole devices only. The thesis measures worse: resnet50 (batch 4, WSM 36%) under
-    17.55% takes four times as long (§6.2.1), where this rule gives two.
+    by the ratio of the two; None: whole devices only. Measurements in the thesis are longer: resnet50 (batch 4, WSM
+    36%) under 17.55% takes four times as long (§6.2.1), where this rule gives two.
     """
     v100 = device(IGNITER_DEVICE)
     for kind in kinds:
@@ -265,7 +265,7 @@ def stretch_time_ms(model: str, batch: int, share_pct: float = 100.0) -> float:
 
 
 def _under_shares(measured: ModelRow, step_pct: float | None) -> Iterator[ModelRow]:
-    """Yield a row unchanged, or under each share; rows without a time, or for shares a WSM, are left out."""
+    """Yield a row unchanged, or under each share; rows lacking a time, or the WSM that shares need, are skipped."""
     if measured.latency_mean_ms is None:
         return
     if step_pct is None:
@@ -276,7 +276,7 @@ def _under_shares(measured: ModelRow, step_pct: float | None) -> Iterator[ModelR
 
 
 def _stretch(measured: ModelRow, share_pct: float) -> ModelRow:
-    """Return a row under a share, without its requirements: shares of that size would be taken to meet them."""
+    """Return a row under a share, without its requirements, which policies would take as met by the share."""
     return replace(
         measured,
         sm_share_pct=share_pct,
@@ -372,7 +372,7 @@ class Traffic:
 
 
 def leg_ms(model: str, batch: int) -> float:
-    """Return how long a full batch takes from the thesis's router to its node (§4.6.2)."""
+    """Return the time in ms in which a full batch travels from the thesis's router to its node (§4.6.2)."""
     return thesis_network_ms(batch * (_TEXT_BYTES if model in _LANGUAGE_MODELS else _IMAGE_BYTES))
 
 
@@ -410,7 +410,7 @@ class Scenario:
         return f"{self.suite}/{self.name}"
 
     def setup(self, policy: str) -> Setup:
-        """Return the conditions for a policy: named ones, its own with or without options, else the general ones.
+        """Return a policy's conditions: those named after ``@``, its own with or without options, or the defaults.
 
         Raises `InputError` for a name behind ``@`` that the scenario does not have.
         """

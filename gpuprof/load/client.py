@@ -77,7 +77,7 @@ class SentRequests:
 
 
 class ServerTimes(NamedTuple):
-    """Times that a server reports for an answer, ms; NaN where they are missing."""
+    """Times in ms that a server reports with an answer; NaN where they are missing."""
 
     queue_ms: float = math.nan  #: Waiting for a batch.
     infer_ms: float = math.nan  #: The model.
@@ -154,7 +154,7 @@ class Connection:
             self._unsent = self._unsent[self.socket.send(self._unsent) :]
 
     def read_answer(self, buffer: bytearray) -> int | None:
-        """Read the received bytes; return the status when the answer is complete, else None.
+        """Read the received bytes; return the HTTP status once the answer is complete, else None.
 
         Raises `OSError` when the connection ends before the answer is complete.
         """
@@ -362,7 +362,7 @@ class LoadClient:
             self._finish(number, now)
 
     def _add_server_times(self, number: int, told: ServerTimes) -> None:
-        """Add the times of an answer to those of the chain's steps before."""
+        """Add the server times of an answer to those of the chain's earlier steps."""
         columns = self.sent.queue_ms, self.sent.infer_ms, self.sent.server_ms
         for column, spent_ms in zip(columns, told, strict=True):
             is_first = number not in self._steps_done

@@ -167,7 +167,7 @@ def plan_load(target: Target, streams: Sequence[RequestStream], settings: LoadSe
 def make_schedules(
     target: Target, streams: Sequence[RequestStream], requests: tuple[tuple[bytes, ...], ...], settings: LoadSettings
 ) -> list[Schedule]:
-    """Merge the streams by time and deal the requests, or those in flight, out to the clients."""
+    """Merge the streams by time, and distribute their requests, or those in flight, over the clients."""
     import numpy as np
 
     whole = Schedule(
@@ -200,7 +200,7 @@ def make_schedules(
 
 
 def send_times(streams: Sequence[RequestStream], settings: LoadSettings) -> list[Times]:
-    """Return when the requests of each stream are sent, by whichever client: seconds from the start of the warm-up."""
+    """Return the send times of each stream's requests, over all clients, in seconds from the start of the warm-up."""
     import numpy as np
 
     total_s, all_times = settings.warmup_s + settings.duration_s, []

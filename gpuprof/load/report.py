@@ -37,7 +37,7 @@ class Percentile:
 
 
 def find_percentile(ordered: Sequence[float], percent: float) -> Percentile | None:
-    """Return a percentile of a sorted sample; None where no value of the sample lies beyond it.
+    """Return a percentile of a sorted sample; None if the sample is too small to have a value beyond it.
 
     The interval is based on order statistics (David and Nagaraja, Order Statistics, 3rd ed., §7.1). ``ordered``:
     ascending; ``percent``: from 50 to below 100.
@@ -106,7 +106,7 @@ class ModelResult:
 
     @property
     def client_is_limit(self) -> bool:
-        """Return whether the client could not keep up, so that its delays are part of the latencies."""
+        """Return whether the client itself was too slow, so that its delays are part of the latencies."""
         return self.lag_p99_ms > max(LAG_MS, LAG_FRACTION * (self.p50_ms or 0.0))
 
 
@@ -227,7 +227,7 @@ def summarize(
 def _select_columns(
     schedules: Sequence[Schedule], results: Sequence[SentRequests], model: int, span: tuple[float, float]
 ) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    """Return arrays over requests: when due, sent and answered, the status, and the server's times (three rows)."""
+    """Return arrays over requests: due, send and answer times, status, and the server's times (three rows)."""
     import numpy as np
 
     due = np.concatenate([np.asarray(schedule.times, float) for schedule in schedules])
@@ -245,7 +245,7 @@ def _select_columns(
 
 
 def _divide_slowest(latency_ms: Floats, late_ms: Floats, times_ms: Floats, p99_ms: float | None) -> dict[str, Any]:
-    """Return the parts of the latency of answers from the 99th percentile on, if the server reports all times."""
+    """Return the mean time by stage of answers from the 99th percentile on, if the server reports all times."""
     import numpy as np
 
     if p99_ms is None or np.isnan(times_ms).any():

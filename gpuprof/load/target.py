@@ -167,7 +167,7 @@ def requests_for(target: Target, model: str, path: str | None, seed: int, dims: 
 def random_tensors(
     target: Target, model: str, path: str | None, seed: int, dims: str | None = None
 ) -> tuple[list[TensorData], ...]:
-    """Return the inputs of each request of `requests_for`, which see."""
+    """Return the input tensors of each request that `requests_for` makes."""
     specs = target.model_inputs(model)
     return tuple(
         _to_tensors(specs, _inputs(specs, path, seed + variant, sizes))
@@ -344,7 +344,7 @@ def read_outputs(answer: bytes) -> list[TensorData]:
 
 
 def match_outputs(outputs: Sequence[TensorSpec], inputs: Sequence[TensorSpec]) -> dict[str, str]:
-    """Return the output that fits each input, by the input's name: of the same name, else the first left over.
+    """Return for each input, by name, the output that fits it: one of the same name, else the first unused one.
 
     An output fits if its datatype is the same and its shape may be.
     """

@@ -205,7 +205,7 @@ def own_cores() -> tuple[int, ...]:
 
 @contextmanager
 def confine_to_share(part: CpuSlice, name: str) -> Iterator[None]:
-    """Hold this process, and all threads started inside the context, to ``part``.
+    """Hold this process, and all threads started inside the context, to the slice ``part``.
 
     ``name``: name of the quota's cgroup: processes with the same name share the quota. Raises `UnavailableError`
     when a core is not available to this process, or no cgroup quota can be set here.

@@ -132,7 +132,7 @@ class MachineLoad:
 
 
 def _read_times(stat: Path) -> dict[str, tuple[int, int, int]]:
-    """Return (busy, all, stolen) ticks by core, and of all cores together."""
+    """Return (busy, all, stolen) ticks of each core, and of all cores together."""
     try:
         lines = stat.read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError):

@@ -61,7 +61,7 @@ def bind_shares(device: Device, shares: Sequence[Share], nvml: Any = None) -> It
 
 
 def describe_share_means(environments: Sequence[Mapping[str, str]]) -> str:
-    """Return the mechanism that enforces the shares in environments from `bind_shares`, for a run's settings."""
+    """Return the mechanism that enforces shares in environments of `bind_shares`, for a run's settings."""
     names = {name for environment in environments for name in environment}
     means = [word for name, word in _MEANS.items() if name in names]
     return " and ".join(means) or "nothing: the whole device"
@@ -186,7 +186,7 @@ def _change(gpu: int, now: MigLayout, target: MigLayout, tool: str) -> None:
 
 
 def _run_smi(tool: str, gpu: int, *arguments: str, mig: bool = False, harmless: str = "") -> str:
-    """Return the output of the tool; an exit code with ``harmless`` in the output is no error."""
+    """Return the output of the tool; a failure whose output contains ``harmless`` is no error."""
     command = [tool, *(["mig"] if mig else []), "-i", str(gpu), *arguments]
     try:
         process = subprocess.run(

@@ -34,7 +34,7 @@ _SPENT = _Spent()
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Leave the time of the context out of `working_s` and `working_cpu_s`.
+    """Exclude the time inside the context from `working_s` and `working_cpu_s`.
 
     Compiling takes seconds, once on a machine, and must not end the searches that need the code.
     """

@@ -30,7 +30,7 @@ _PAUSE_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class MpsDaemon:
-    """A control daemon that clients can be sent to."""
+    """A control daemon of MPS, and the environment that sends clients to it."""
 
     pipe_directory: str  #: Pipe directory through which clients find the daemon.
     log_directory: str | None = None
@@ -86,7 +86,7 @@ def mps_daemon(visible: str | None = None, control: str = CONTROL) -> Iterator[M
 
 @contextmanager
 def _logs_in_errors(log: str | None) -> Iterator[None]:
-    """Add the end of both logs to errors raised inside: a client's own message rarely gives the reason of MPS."""
+    """Add the end of both logs to errors raised inside: a client's own message rarely gives MPS's reason."""
     try:
         yield
     except UnavailableError as error:

@@ -164,7 +164,7 @@ def _step_gain_s(plan: MergePlan, step: Step, setting: GainContext) -> float:
 
 
 def _find_crossings(plan: MergePlan) -> list[_Crossing]:
-    """Return all values consumed or produced by merged steps of a plan."""
+    """Return all values at the borders of merged steps of a plan."""
     crossings: dict[object, _Crossing] = {}
     for i, step in enumerate(plan.steps):
         for position, is_concatenated in enumerate(step.concatenated_inputs if step.is_merged else ()):
@@ -193,7 +193,7 @@ def _record_reader(plan: MergePlan, crossings: dict[object, _Crossing], step: St
 def _record_separate_use(
     plan: MergePlan, crossings: dict[object, _Crossing], model: int, name: str, step: Step | None
 ) -> None:
-    """Record that a model needs its own part of a concatenated value."""
+    """Record that a model uses its own part of a concatenated value."""
     place = plan.produced_once.get((model, name))
     if place is None or not plan.steps[place[0]].is_concatenated:
         return
@@ -224,7 +224,7 @@ def _touched_bytes(plan: MergePlan, step: Step, model: int, batch: int) -> float
 
 
 def _divide_s(plan: MergePlan, step: Step, shared: SuperOperator, setting: GainContext) -> float:
-    """Return the time that a Super-Operator adds: to cut its product, join the other outputs and add biases."""
+    """Return the extra time of a Super-Operator: cutting its product, joining the other outputs, adding biases."""
     group, total_s = plan.group(step), 0.0
     for m in step.models:
         output_bytes = plan.sources[m].values[group.operators[m].node.output[0]].bytes_at(setting.batches[m])

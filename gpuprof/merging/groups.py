@@ -119,7 +119,7 @@ class _Grouper:
         return weight_matrix(self._sources[model], operator)
 
     def _place(self, model: int, position: int, node: NodeProto, producers: dict[str, tuple[int, int]]) -> int:
-        """Return the group for a node, a new group if no existing group fits."""
+        """Return the group of a node, a new one if no existing group fits."""
         moment = self._moments[model][position]
         operator = self._operators[model].get(position)
         if operator is None and not list_captured(node):
@@ -199,7 +199,7 @@ def count_graph(source: SourceModel) -> GraphCounts:
 
 
 def relative_distance(a: GraphCounts, b: GraphCounts) -> float:
-    """Return the operators and edges that one graph has and the other lacks, as a part of the larger graph's."""
+    """Return the number of operators and edges in only one of two graphs, relative to the larger graph."""
     return max((a - b).total(), (b - a).total()) / max(a.total(), b.total(), 1)
 
 

@@ -156,7 +156,7 @@ def _sharing(report: MergeReport) -> list[set[str]]:
 
 
 def _why(report: MergeReport, name: str) -> str:
-    """Return the reason of the operator closest to being merged."""
+    """Return the reason why the operator closest to being merged was not merged."""
     rows = [row for row in report.operators if name in row.models]
     if not rows:
         return "it has no weighted operators"
@@ -492,7 +492,7 @@ class _Prover:
 
 
 def _may_crash(nodes: Sequence[NodeProto]) -> bool:
-    """Return whether an empty batch may end the process: recurrent ops, ops outside ONNX's domain, nested graphs."""
+    """Return whether an empty batch may crash the runtime: recurrent ops, ops outside ONNX's domain, nested graphs."""
     return any(
         node.op_type in ("LSTM", "GRU", "RNN") or node.domain or any(item.HasField("g") for item in node.attribute)
         for node in nodes
@@ -500,7 +500,7 @@ def _may_crash(nodes: Sequence[NodeProto]) -> bool:
 
 
 def _enlarge(value: Array, seed: int) -> Array:
-    """Return the floats of the second call 30 times as large; integers are counts or indices.
+    """Return the inputs of the second call: floats 30 times as large; integers, counts or indices, unchanged.
 
     Large inputs expose the error of weights treated as equal in models that amplify.
     """
@@ -508,7 +508,7 @@ def _enlarge(value: Array, seed: int) -> Array:
 
 
 def _with_gaps(name: str, value: Array, seed: int) -> Array:
-    """Mask the end of every second row, because an exchange of two masks of ones would go unnoticed."""
+    """Mask the end of every second row: with masks of ones, swapped masks of two models would go unnoticed."""
     if "mask" not in name.lower() or value.ndim != 2 or seed % 2 == 0 or value.shape[1] < 4:
         return value
     masked = value.copy()

@@ -131,7 +131,7 @@ def _check_super(plan: MergePlan, step: Step) -> None:
 
 
 def _keeps_batch_apart(source: SourceModel, node: NodeProto, concatenated: Sequence[bool]) -> bool:
-    """Return whether a node's outputs have a row, or equally many, for each item of its concatenated inputs.
+    """Return whether a node's outputs have one row, or the same number of rows, for each item of its inputs.
 
     The rules compare shapes at a batch of two with those of one item.
     """
@@ -208,7 +208,7 @@ def _held_weights_by_model(plan: MergePlan, step: Step) -> dict[int, tuple[str, 
 
 
 def _can_concatenate(plan: MergePlan, step: Step, position: int) -> bool:
-    """Return whether an input of a group is concatenated already, or can be; False where the models share a value."""
+    """Return whether an input of a group is, or can be, concatenated; False if the models share the value."""
     names = [plan.node(step, m).input[position] for m in step.models]
     pairs = list(zip([plan.sources[m] for m in step.models], names, strict=True))
     constant = [name in source.weights for source, name in pairs]
@@ -229,7 +229,7 @@ def _can_concatenate(plan: MergePlan, step: Step, position: int) -> bool:
 
 
 def _check_dims(shapes: Sequence[tuple[Size, ...]], is_concatenated: bool) -> None:
-    """Refuse values that cannot be concatenated along the first axis, or cannot be the same for all models."""
+    """Refuse values that cannot be concatenated along the first axis, nor be common to all models."""
     if len({dims[1:] if is_concatenated else dims for dims in shapes}) > 1:
         dims_text = " and ".join(str([dim.fixed or "batch" for dim in dims]) for dims in dict.fromkeys(shapes))
         raise UnmergeableError(f"shapes {dims_text} cannot be concatenated")

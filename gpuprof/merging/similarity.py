@@ -142,7 +142,7 @@ def _find_block(a: Matrix, b: Matrix, b_order: Ints) -> CommonBlock:
 
 
 def _find_equal(a: Matrix, b: Matrix, b_order: Ints) -> tuple[Ints, Ints, bool]:
-    """Return the positions of equal entries in ``a`` and in ``b``, and whether these are only some of them."""
+    """Return the positions of equal entries in ``a`` and in ``b``, and whether the list is incomplete."""
     kind = np.int64 if a.dtype.kind in "iub" and b.dtype.kind in "iub" else np.float64
     stride = -(-a.size // _MOST_LOOKED_UP)
     places = np.flatnonzero(np.arange(a.size) // _SEGMENT % stride == 0)
@@ -166,12 +166,12 @@ def _find_equal(a: Matrix, b: Matrix, b_order: Ints) -> tuple[Ints, Ints, bool]:
 
 
 def _have_neighbours(points: Ints, columns: int) -> Mask:
-    """Return which points, numbered by displacement and entry, lie beside another: in its row or its column."""
+    """Return which points, numbered by displacement and entry, have a neighbouring point in their row or column."""
     return np.isin(points, np.concatenate([points + step for step in (-1, 1, -columns, columns)]))
 
 
 def _block_at(a: Matrix, b: Matrix, down: int, right: int) -> CommonBlock:
-    """Return the largest common block when row r of ``a`` lies on row r + down of ``b``, columns likewise."""
+    """Return the largest common block if row r of ``a`` is aligned with row r + down of ``b``, columns likewise."""
     row, column = max(0, -down), max(0, -right)
     part_a = a[row : b.shape[0] - down, column : b.shape[1] - right]
     part_b = b[row + down : row + down + part_a.shape[0], column + right : column + right + part_a.shape[1]]
@@ -258,7 +258,7 @@ def weight_matrix(source: SourceModel, operator: WeightedOperator) -> Matrix:
 
 
 def shareable_constants(source: SourceModel, node: NodeProto) -> tuple[str, ...]:
-    """Return the weights of an op that are shared whole or not at all: lookup tables, and those of recurrent ops.
+    """Return the weights of an op that are shared entirely or not: lookup tables and weights of recurrent ops.
 
     Such ops are not among the matrix operators of §2.4. Empty where the weights are smaller than the model's mean: many
     models have the same small table, of positions.

@@ -242,7 +242,7 @@ def _find_constant_values(at_two: Shapes, at_three: Shapes) -> dict[str, Array]:
 
 
 def number_names(names: Iterable[str], form: str) -> list[str]:
-    """Return distinct names: repeated names become ``form`` of the name and a number from 2 on."""
+    """Return distinct names: a repeated name and its number, from 2 on, are joined by ``form``."""
     numbered: list[str] = []
     for first in names:
         name, count = first, 1

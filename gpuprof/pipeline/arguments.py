@@ -31,12 +31,12 @@ FleetArgument: TypeAlias = Fleet | os.PathLike[str] | str
 
 
 def name_models(models: Sequence[PathArgument] | PathArgument) -> list[str]:
-    """Return the names or files of models; a single one needs no list."""
+    """Return the names or files of models as a list; a single model may be given without one."""
     return [str(model) for model in ((models,) if isinstance(models, str | os.PathLike) else models)]
 
 
 def optional_path(path: PathArgument | None) -> Path | None:
-    """Return the path, None for None."""
+    """Return a string or path as a path, and None as None."""
     return None if path is None else Path(path)
 
 
@@ -78,7 +78,7 @@ def locate_files(deployment: DeploymentMap, folder: Path) -> DeploymentMap:
 
 
 def relate_files(deployment: DeploymentMap, folder: Path) -> DeploymentMap:
-    """Return a map for a file in ``folder``: relative paths, which count from here, count from there."""
+    """Return a map for a file in ``folder``: paths relative to the current folder become relative to ``folder``."""
 
     def relate(path: str | None) -> str | None:
         if path is None or Path(path).is_absolute() or not Path(path).is_file():

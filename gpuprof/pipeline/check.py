@@ -70,7 +70,7 @@ class CheckResult(Result):
 
 
 class CheckOptions(OtherTimes):
-    """Demands, files and times that a map is checked with."""
+    """Demands, files and estimator for the check of a map."""
 
     against: DemandsArgument | None = option(
         None, "CSV file of demands to check against, in place of those in the map.", metavar="FILE", panel="Options"
@@ -79,7 +79,7 @@ class CheckOptions(OtherTimes):
     live: bool = option(
         False, "Check that this machine has the planned GPUs, MIG instances and shares.", panel="Options"
     )
-    node: str | None = option(None, "Node of the map that this machine is, for --live.", panel="Options")
+    node: str | None = option(None, "This machine's node in the map, for --live.", panel="Options")
 
 
 def check(
@@ -152,7 +152,7 @@ def check(
 
 
 def _judge_chains_by(deployment: DeploymentMap, demands: Sequence[Demand]) -> tuple[DeploymentMap, Sequence[Demand]]:
-    """Return the map with the chains of ``demands``, and the demands with the map's division of their SLOs."""
+    """Return the map with the chains of ``demands``, and the demands with their SLOs divided as in the map."""
     expanded, chains = expand_chains(demands)
     steps = {step for chain in chains.values() for step in chain.steps} & deployment.models.keys()
     divided = []

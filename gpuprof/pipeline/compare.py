@@ -39,7 +39,7 @@ _FIGURES = ("internal_slack", "external_fragmentation", "compute_utilization", "
 
 @dataclass(frozen=True, kw_only=True)
 class CompareResult(Result):
-    """Solutions of the same problem, of each policy or on each kind of device; a failure has a ``reason``.
+    """Plans for the same problem, by each policy or on each kind of device; a failed plan has a ``reason``.
 
     ``by``: subject of a row, ``"policy"`` or ``"device"``.
     """

@@ -72,7 +72,7 @@ def resolve_device(
 
 
 def _board_meant(name: str, note: NoteCallback) -> Device | None:
-    """Return the board of the catalogue with this name; of several boards the first, with a note."""
+    """Return the board of the catalogue with this name; if several match, the first, with a note."""
     from gpuprof.domain.catalogue import device_of_driver, devices, matching_names
 
     device = device_of_driver(name)
@@ -114,7 +114,7 @@ def open_database(db: PathArgument | None, *, needed: bool = True) -> KernelDb |
 
 
 def open_existing(path: Path) -> KernelDb:
-    """Open a database. Raises `InputError` when there is none; a directory with files of others and no run is none."""
+    """Open a database. Raises `InputError` when there is none, as in a directory with only foreign files."""
     from gpuprof.kernel_db.store import KernelDb
 
     database = KernelDb(path)

@@ -47,7 +47,7 @@ class EstimateOptions(Settings):
     title: ClassVar[str] = "Workloads"
 
     batches: Batches | None = option(
-        None, "Batch sizes, separated by commas; default: 1, or the only one that a model can be run at.", "--batch"
+        None, "Batch sizes, separated by commas; default: 1, or the batch that a model fixes.", "--batch"
     )
     device: str | None = option(
         None,
@@ -171,7 +171,7 @@ def estimate(
 
 
 def describe_full_occupancy(figures: Iterable[Figure | None]) -> list[str]:
-    """Return a note where the maximum occupancy of most measured workloads is 100%, which cannot rank them."""
+    """Return a note if most measured workloads have a maximum occupancy of 100%, which then ranks nothing."""
     measured_pct = [round(figure.value, 1) for figure in figures if figure is not None and figure.source == MEASURED]
     full = sum(value >= 100.0 for value in measured_pct)
     if len(measured_pct) < 2 or full <= len(measured_pct) / 2:
@@ -241,7 +241,7 @@ def _resolve_neighbours(neighbours: Sequence[str | Workload], device: Device, sh
 
 
 def _is_apart(neighbour: Share, share: Share) -> bool:
-    """Return whether a neighbour has a MIG instance of its own: a whole one, or one of another profile."""
+    """Return whether a neighbour is in another MIG instance: a whole instance, or one of another profile."""
     return neighbour.mig != share.mig or (share.mig is not None and neighbour.sm_pct == 100.0)
 
 

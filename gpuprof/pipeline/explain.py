@@ -61,7 +61,7 @@ class ExplainResult(Result):
         return [{**asdict(place), "beside": ", ".join(place.beside) or "nobody"} for place in self.places]
 
     def neighbour_rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a record for each neighbour of a replica of the model: its interference and the figure's source."""
+        """Return a record for each neighbour of the model's replicas: the slow-down by it and the figure's source."""
         return [
             {
                 **asdict(neighbour),
@@ -72,7 +72,7 @@ class ExplainResult(Result):
         ]
 
     def what_if_rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a record for each changed demand: the result of the map's policy."""
+        """Return a record for each changed demand: what the map's policy plans for it."""
         return [
             {
                 "change": what_if.change,

@@ -100,14 +100,14 @@ class LoadTraffic(Settings):
         repeated=True,
     )
     rates_rps: Annotated[Mapping[str, _Rate], READ_RATES] = option(
-        {}, "Rate as MODEL=REQUESTS_PER_S, or one of all; default: the map's.", "--rate", repeated=True
+        {}, "Rate as MODEL=REQUESTS_PER_S, or one rate for all; default: the map's.", "--rate", repeated=True
     )
     rate_scale: Positive = option(1.0, "Factor on all rates.")
     trace: Path | None = option(None, "Trace to replay: a CSV file of time_s,model.")
     arrivals: str = option("poisson", ARRIVALS)
     concurrency: Annotated[Mapping[str, _Concurrency], by_model("the concurrency", _parse_concurrency)] = option(
         {},
-        "Closed loop: requests on their way at any time, of each model; in place of rates. May be repeated.",
+        "Closed loop: number of requests in flight for each model, in place of rates. May be repeated.",
         metavar="[MODEL=]REQUESTS",
         repeated=True,
     )
@@ -169,7 +169,7 @@ class LoadTraffic(Settings):
 
 
 class ServerAccess(Settings):
-    """Authentication and trust of a client."""
+    """Credentials of a client, and the certificates that it trusts."""
 
     title: ClassVar[str] = "Authentication and TLS"
 
@@ -187,7 +187,7 @@ class ServerAccess(Settings):
 
 
 def size_streams(streams: Sequence[RequestStream], dims: Mapping[str, int]) -> list[RequestStream]:
-    """Return the streams with ``dims`` in place of their own sizes, each with those of its model's dimensions.
+    """Return the streams at sizes ``dims``, each with the dimensions that its model has.
 
     Raises `InputError` when no model is known to have a given dimension.
     """
@@ -374,7 +374,7 @@ def load(
     traffic : LoadTraffic
         The map's rates for 20 s unless given.
     db : path, optional
-        Kernel database, for another estimator.
+        Kernel database of ``estimator``.
     estimator : str, optional
         Name of the estimator of the predicted times; by default the times of the map.
 
@@ -512,7 +512,7 @@ def predict_load(
 
 
 def _predict_model(outcome: ModelOutcome, requests: int, seconds: float, handover_ms: float) -> LoadPrediction:
-    """Return the prediction for ``requests`` requests of a model that serves those of other members, too."""
+    """Return the prediction for ``requests`` requests of a model whose replicas also serve other members."""
     each = requests / outcome.requests if outcome.requests else 0.0
     service_ms = outcome.stage_mean_ms["service"]
     return LoadPrediction(
@@ -526,7 +526,7 @@ def _predict_model(outcome: ModelOutcome, requests: int, seconds: float, handove
 
 
 def _is_local(host: str) -> bool:
-    """Return whether this name or address is this machine's own loopback."""
+    """Return whether this name or address refers to this machine's loopback."""
     try:
         return ipaddress.ip_address(socket.gethostbyname(host.strip("[]"))).is_loopback
     except (OSError, ValueError):
@@ -534,7 +534,7 @@ def _is_local(host: str) -> bool:
 
 
 def worker_cores(deployment: DeploymentMap) -> frozenset[int]:
-    """Return the cores of this machine held by the workers of a map if served here; empty if impossible."""
+    """Return the cores that the workers of a map hold if served on this machine; empty if it cannot be served here."""
     if len(deployment.nodes) != 1:
         return frozenset()
     shares = [

@@ -1,4 +1,4 @@
-"""Merges models of a plan that share a device and weights: they are planned anew as one model."""
+"""Merges models of a plan that share a device and weights, and plans each merged model as one model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LONGEST_NAME = 80
 
 
 class MapMerger:
-    """Merges models that share a device and weights, each set in turn, wherever the plan becomes no worse.
+    """Merges sets of models that share a device and weights, one after another, where the plan gets no worse.
 
     The merged files are written to the folder of ``output``, the future path of the map. Models whose merge cannot be
     planned within the tightest of their SLOs, saves nothing or fails stay separate, with the reason. ``problem`` and
@@ -39,7 +39,7 @@ class MapMerger:
         self._policy, self._output = policy, output
 
     def run(self) -> Iterator[str]:
-        """Merge what pays, and yield a line on each decision.
+        """Merge what is worthwhile, and yield a line on each decision.
 
         Raises `InputError` when the files cannot be written.
         """
@@ -135,7 +135,7 @@ def _list_shared_devices(deployment: DeploymentMap) -> Iterator[tuple[str, dict[
 
 
 def _explain_worse(planned: DeploymentMap, before: DeploymentMap) -> str | None:
-    """Return the reason why a plan with a merged model is worse than the plan before; None: it is not."""
+    """Return the reason why a plan with a merged model is worse than before; None if it is not worse."""
     missing = {demand.model: demand.reason for demand in before.unplaced}
     for demand in planned.unplaced:
         if demand.model not in missing:
@@ -147,7 +147,7 @@ def _explain_worse(planned: DeploymentMap, before: DeploymentMap) -> str | None:
 
 
 def _choose_name(members: Sequence[str], deployment: DeploymentMap) -> str:
-    """Return the map's name for a merge: its models, or a number where that name is too long or taken."""
+    """Return the name of a merge in the map: its models' names, or a number if those are too long or taken."""
     names, name, count = {*deployment.models, *deployment.requested}, "+".join(members), 0
     while name in names or len(name) > _LONGEST_NAME:
         name, count = f"merged-{count}", count + 1

@@ -27,7 +27,7 @@ class MergedFile:
     report: MergeReport
 
     def row(self) -> dict[str, object]:
-        """Return sums over the operators of the graph, each group of operators, and the difference of each output."""
+        """Return totals over the graph's operators, each group of operators, and the difference of each output."""
         report, proof = self.report, self.report.proof
         return {
             "file": str(self.path),

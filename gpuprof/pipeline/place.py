@@ -59,12 +59,12 @@ class MapOutput(Settings):
         "--output",
         output="file",
     )
-    merge: bool = option(False, "Let models that share a device and weights run as one graph where it pays.")
+    merge: bool = option(False, "Merge models that share a device and weights into one graph where this saves time.")
     best_effort: bool = option(False, "Write the map even when some demands cannot be met.")
     triton_repository: Path | None = option(
         None,
-        "Triton model repository: the SLO file names its models, and a configuration of each for the plan is written "
-        "to MODEL/configs/NODE.pbtxt.",
+        "Triton model repository with the models of the SLO file; their planned configurations are written to "
+        "MODEL/configs/NODE.pbtxt.",
     )
 
 
@@ -281,7 +281,7 @@ def _simulate_misses(deployment: DeploymentMap) -> dict[str, float]:
 
 
 def _group_requests(problem: Problem, deployment: DeploymentMap) -> ModelQueues:
-    """Return the queueing model with requests of later steps in groups, of the largest batch of the step before."""
+    """Return the queueing model in which later steps get requests in groups: the largest batches of the step before."""
     queues = {demand.model: queue_of(problem.queueing, demand.model) for demand in problem.demands}
     for chain in problem.chains.values():
         for before, step in pairwise(chain.steps):
@@ -339,7 +339,7 @@ def _is_observed(predicted: ReplicaPrediction) -> bool:
 
 
 def _is_planned_at_upper_ends(problem: Problem, deployment: DeploymentMap) -> bool:
-    """Return whether the plan uses the upper end of every interval: no confidence is set, and all are predicted."""
+    """Return whether the plan uses the upper end of every interval: no set confidence, and no measured time."""
     return problem.options.confidence is None and not any(
         replica.predicted.latency_ms_interval is not None and _is_observed(replica.predicted)
         for *_, replica in deployment.places()

@@ -83,7 +83,7 @@ class PlanningOptions(Settings):
         "database", "Estimator: database, measured, gk, igniter, usher, or package.module:Class."
     )
     arrivals: str | None = option(
-        None, "Arrival process: gamma:4, batch:8, mmpp:3,2s, or a trace (of each model by name); default: poisson."
+        None, "Arrival process: gamma:4, batch:8, bursts:3,2s, or a trace file, read for each model; default: poisson."
     )
     confidence: float | None = option(
         None,
@@ -294,7 +294,7 @@ def size_demands(
 
 
 def collect_tried_runs(profiled_models: KnownModels, models: Iterable[str]) -> TriedRuns:
-    """Return the database's records of successful and failed runs of the models that it has."""
+    """Return the database's records of successful and failed runs of the given models."""
     tried = []
     names: dict[str, list[str]] = {}
     for model in models:
@@ -357,7 +357,7 @@ def _find_host_work(database: KernelDb | None, fleet: Fleet, demands: Sequence[D
 
 
 def _list_graph_files(demands: Sequence[Demand]) -> dict[str, Path]:
-    """Return the files of the models that are named by a path, or have a ``file``.
+    """Return the files of the models that are given by a path or in ``file``.
 
     Raises `InputError` when a model has two files.
     """
@@ -421,7 +421,7 @@ def _record_settings(
 
 
 def _record_devices(entry: FleetEntry) -> PlannedDevices:
-    """Return devices of a fleet as a map records them, with a price that differs from the catalogue's."""
+    """Return the devices of a fleet entry as a map records them, with the price if it differs from the catalogue's."""
     device, price = devices().get(entry.device.name), entry.device.price_per_hour
     is_own = price is not None and (device is None or device.price_per_hour != price)
     return PlannedDevices(device=entry.device.name, count=entry.count, price_per_hour=price if is_own else None)

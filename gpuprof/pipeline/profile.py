@@ -48,7 +48,7 @@ class ProfileWorkloads(Settings):
 
     batches: Batches | None = option(
         None,
-        "Batch sizes, separated by commas; default: 1,2,4,8, or the only one that a model can be run at.",
+        "Batch sizes, separated by commas; default: 1,2,4,8, or the batch that a model fixes.",
         "--batch",
     )
     shares: Annotated[tuple[str | Share, ...] | None, BeforeValidator(split_names)] = option(
@@ -66,7 +66,7 @@ class ProfileWorkloads(Settings):
     igniter: bool = option(False, "Measure the data for calibrate: 11 configurations, and 2 to 5 copies at once.")
     db: Path | None = option(None, "Kernel database, created if missing; default: GPUPROF_DB, or gpuprof-db.")
     engine: Literal["local", "ray"] = option(
-        "local", "Place to measure: local, or ray for a Ray cluster, at RAY_ADDRESS.", panel="Clusters"
+        "local", "Where to measure: local, or ray for the Ray cluster at RAY_ADDRESS.", panel="Clusters"
     )
 
 
@@ -130,8 +130,8 @@ class ReportSettings(Settings):
     )
     runs: str | None = option(
         None,
-        "Runs of the model in a report: a regular expression for names of ranges, whose groups model and batch tell "
-        "several apart, or their number.",
+        "Runs of the model in a report: their number, or a regular expression for the names of their ranges, in which "
+        "groups model and batch identify the workload.",
         metavar="PATTERN|N",
     )
     device_file: Path | None = option(
@@ -300,7 +300,7 @@ def _measure(campaign: Campaign, cells: Sequence[Cell], notes: NoteList, progres
 def run_campaign(
     campaign: Campaign, cells: Sequence[Cell], progress: ProgressCallback, ceilings: Sequence[Share] | None = None
 ) -> list[CellResult]:
-    """Measure ``cells``, and the device's peak rates under their shares, or under the shares ``ceilings``."""
+    """Measure ``cells``, and the device's peak rates under their shares, or under the shares in ``ceilings``."""
     outcomes: list[CellResult] = []
     total = sum(map(campaign.count_runs, cells))
     begin: Callable[[Cell], None] = lambda cell: progress(Progress(str(cell), len(outcomes), total))  # noqa: E731
@@ -353,7 +353,7 @@ class ProfileResult(Result):
         return self.measured
 
     def require_trusted(self) -> None:
-        """Refuse a result of which something failed or is unstable; its rows are in the database all the same.
+        """Raise an error if something failed or is unstable; its rows are in the database all the same.
 
         Raises `UnavailableError` when something could not be measured; `UnstableError` when the machine is too noisy.
         """

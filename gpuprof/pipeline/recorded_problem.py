@@ -46,7 +46,7 @@ class OtherTimes(Settings):
 
     db: Path | None = option(
         None,
-        "Kernel database; without, the map's own times count, unless they were predicted from files that are here.",
+        "Kernel database; default: the map's own times, or new predictions where all were predicted from model files.",
     )
     estimator: str | Estimator | None = option(
         None, "Estimator to use in place of the one that the map was planned with."
@@ -145,7 +145,7 @@ def _join_members(deployment: DeploymentMap, demands: Sequence[Demand]) -> tuple
 
 
 def _is_recomputable(deployment: DeploymentMap, graphs: Mapping[str, Path]) -> bool:
-    """Return whether the map's times were predicted from files alone, which are all there and the same."""
+    """Return whether all of the map's times were predicted from files alone, which all exist here unchanged."""
     if deployment.planned_with.database_sha256 is not None:
         return False
     for name, model in deployment.requested.items():

@@ -119,7 +119,7 @@ def _fix_counts(fleet: Fleet, deployment: DeploymentMap) -> Fleet:
 
 
 def _move_to_known_gpus(plan: DeploymentMap, now: DeploymentMap, first: DeploymentMap) -> DeploymentMap:
-    """Move replicas from GPUs that neither map has to free GPUs of the first map: no other GPUs exist."""
+    """Move replicas on GPUs that exist in neither map to free GPUs of the first map, since no others exist."""
     kinds = {(name, gpu.index): gpu.device for name, gpu in (*_list_gpus(first), *_list_gpus(now))}
     stays = {(name, gpu.index) for name, gpu in _list_gpus(plan) if kinds.get((name, gpu.index)) == gpu.device}
     free = [place for place in kinds if place not in stays]
@@ -139,7 +139,7 @@ def _list_gpus(deployment: DeploymentMap) -> Iterator[tuple[str, Gpu]]:
 
 
 def _exceeds_plan(deployment: DeploymentMap, rates: Mapping[str, float], load: Load) -> bool:
-    """Return whether a part of a load is still more than the map was planned for, where more is wanted."""
+    """Return whether some model's load, and the part of it that can be served, exceed its planned rate."""
     return any(
         rates[name] > model.rate_rps and load.rates_rps[name] > model.rate_rps
         for name, model in deployment.models.items()
@@ -166,17 +166,17 @@ class ServeSettings(Settings):
     host: str = option("127.0.0.1", "Address to listen on.", panel=_LISTENING)
     port: Port = option(8000, "HTTP port; 0 takes any free one.", panel=_LISTENING)
     grpc_port: Port | None = option(None, "gRPC port; 0 takes any free one; default: no gRPC.", panel=_LISTENING)
-    node: str | None = option(None, "Node of the map that this machine is.", panel=_WORKERS)
+    node: str | None = option(None, "This machine's node in the map.", panel=_WORKERS)
     simulate: bool = option(
         False, "Simulate the models: each batch takes the time predicted in the map.", panel=_WORKERS
     )
     engine: Literal["local", "ray"] = option(
         "local",
-        "Place of the workers: local, or ray for the map's nodes in a Ray cluster (RAY_ADDRESS).",
+        "Where workers run: local, or ray for the nodes of the Ray cluster at RAY_ADDRESS.",
         panel=_WORKERS,
     )
     apply_mig: bool = option(
-        False, "Cut GPUs into the map's MIG instances, and put the old layout back at the end.", panel=_WORKERS
+        False, "Partition GPUs into the map's MIG instances; restore the old layout on exit.", panel=_WORKERS
     )
     allow_changed: bool = option(False, "Serve model files that changed since the map was planned.", panel=_WORKERS)
     buffer_mb: Count = option(1024, "Memory in MiB for the tensors of all requests in progress.", panel=_LIMITS)
@@ -184,7 +184,7 @@ class ServeSettings(Settings):
     hang_s: Positive = option(5.0, "Time after which a silent worker is replaced.", unit="s", panel=_LIMITS)
     max_connections: Count = option(16_384, "Maximum number of client connections.", panel=_LIMITS)
     shadow: bool = option(
-        False, "Keep standbys with a larger share, for models whose p99 passes its SLO.", panel=_ADAPTATION
+        False, "Keep standbys with a larger share, for models whose p99 exceeds the SLO.", panel=_ADAPTATION
     )
     adapt: bool = option(
         False,
@@ -492,7 +492,7 @@ def _run_process(descriptor: int) -> int:
 
 
 def _await_end() -> None:
-    """Wait for the end of stdin, then send SIGTERM to this process: its parent has ended, or ends the server."""
+    """Wait for the end of stdin, then send SIGTERM to this process: its parent has ended or wants it to end."""
     while os.read(sys.stdin.fileno(), 4096):  # not through the buffer: a daemon thread must not hold its lock at exit
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -55,7 +55,7 @@ def measure_serving(database: KernelDb, device: Device, note: NoteCallback = say
 
 
 def serving_overhead_ms(database: KernelDb | None, device: str, models: Iterable[str]) -> float:
-    """Return the milliseconds of the largest request of ``models`` outside its batch; 0.0 without a measurement.
+    """Return the time in ms outside the batch of the largest request of ``models``; 0.0 without a measurement.
 
     Work that keeps the worker from other batches is part of the batch (see `serving_work`), and not of this time.
     """
@@ -103,7 +103,7 @@ def _read_request_mib(database: KernelDb, device: str, models: Iterable[str]) ->
 
 
 def _find_last_measured(database: KernelDb, device: str) -> DeviceRow | None:
-    """Return the last row of a device with a measured cost of serving; None without a row."""
+    """Return the last row of a device with a measured cost of serving; None if there is none."""
     measured = [row for row in read_records(database, DeviceRow, {"device": device}) if row.request_ms is not None]
     return max(measured, key=lambda row: row.run_id, default=None)
 
@@ -143,7 +143,7 @@ def measure_overhead(device: str) -> dict[str, Any]:
 
 
 def _per_mib(small: float, large: float) -> float:
-    """Return the cost of another MiB, halved: the null model returns its input, whereas networks have small outputs."""
+    """Return the cost per further MiB, halved: the null model returns its input, but networks have small outputs."""
     return max(0.0, large - small) / 2.0
 
 

@@ -19,7 +19,7 @@ from gpuprof.errors import InputError
 PRECISION = "Precision of predictions: float32, tf32, float16, bfloat16, fp8 or int8."
 RUNTIME = (
     "Runtime that predictions assume: onnxruntime (default), tensorrt, pytorch-eager or pytorch-compiled; with "
-    ":fused-attention where its optimizer makes one kernel of attention."
+    ":fused-attention if its optimizer fuses attention into one kernel."
 )
 HOST_US = "Microseconds that the host takes for a launch; default: the runtime's usual time, within a factor of two."
 DEVICE_FILE = "TOML file with GPUs that gpuprof does not know."
@@ -84,7 +84,7 @@ class Settings(BaseModel):
         return cls(**fields) if settings is None else settings.replace(**fields)
 
     def replace(self, **changes: Any) -> Self:
-        """Return the settings with some of them changed."""
+        """Return a copy of the settings with some fields changed."""
         return type(self)(**{**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
 
     def list_words(self, without: Iterable[str] = ()) -> list[str]:
@@ -124,7 +124,7 @@ def _read_single_dims(value: object) -> object:
 def by_model(what: str, parse: Callable[[str], tuple[str, Any]]) -> BeforeValidator:
     """Return a validator that reads texts ``[MODEL=]VALUE``, without a model for all others, whose name is ``""``.
 
-    ``what`` is given, in the error for a model that occurs twice; ``parse`` divides a text.
+    ``what`` names the values in the error for a repeated model; ``parse`` splits a text into pairs.
     """
 
     def read(value: object) -> object:

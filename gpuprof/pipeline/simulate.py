@@ -61,7 +61,7 @@ class SimulatedTraffic(Settings):
 
     trace: Path | None = option(None, "Trace to replay: a CSV file of time_s,model.")
     rates_rps: Rates = option(
-        {}, "Rate as MODEL=REQUESTS_PER_S, or one of all; default: the map's.", "--rate", repeated=True
+        {}, "Rate as MODEL=REQUESTS_PER_S, or one rate for all; default: the map's.", "--rate", repeated=True
     )
     rate_scale: Positive = option(1.0, "Factor on all rates.")
     arrivals: str = option("poisson", ARRIVALS)
@@ -73,7 +73,7 @@ class SimulatedTraffic(Settings):
     def read_arrivals(
         self, deployment: DeploymentMap, note: NoteCallback = say_nothing
     ) -> tuple[Mapping[str, ArrivalProcess], float]:
-        """Return how the requests of each model of a map arrive, and for how many seconds.
+        """Return the arrival process of each model of a map, and the seconds for which requests arrive.
 
         Raises `InputError` when a rate is of a model that the map lacks, the trace cannot be read, or both are given.
         """
@@ -107,7 +107,7 @@ class ServiceSettings(Settings):
     def simulation_options(
         self, deployment: DeploymentMap, arrivals: Mapping[str, ArrivalProcess], seconds: float, seed: int
     ) -> SimulationOptions:
-        """Return the simulator's options, by default the map's own, at the rate of ``arrivals``.
+        """Return the simulator's options, by default those of the map; host work is that at the rates of ``arrivals``.
 
         Raises `InputError` when a failure cannot be read.
         """
@@ -130,7 +130,7 @@ class Rescheduling(Settings):
 
     period_s: Positive = option(
         60.0,
-        "Period after which the rates seen since are placed anew: 60s; default: never.",
+        "Period after which a new map is planned for the observed rates: 60s; default: never.",
         "--reschedule",
         unit="s",
         unset=True,
@@ -317,7 +317,7 @@ def follow_load(
     tell: Callable[[float], None] = say_nothing,
     note: NoteCallback = say_nothing,
 ) -> ScheduledRun:
-    """Simulate the map while ``policy``, by default the map's own, places the rates seen in each period anew.
+    """Simulate the map, replanned by ``policy``, by default the map's own, after each period for its rates.
 
     Raises `InputError` when the duration is not longer than a period, or device failures are simulated as well.
 
@@ -338,7 +338,7 @@ def follow_load(
 def make_scheduler(
     deployment: DeploymentMap, policy: str | None, db: Path | None, note: NoteCallback = say_nothing
 ) -> Scheduler:
-    """Return a scheduler that places the observed rates, with headroom, under the settings of the map's problem.
+    """Return a scheduler that plans maps for the observed rates, with headroom and the settings of the map.
 
     Each map is planned from its predecessor, so that few replicas move. Rates that the policy cannot place on the
     available devices leave the map unchanged; a note reports the first time. Raises `InputError` when the policy is

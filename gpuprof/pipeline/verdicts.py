@@ -53,7 +53,7 @@ class SloVerdict:
 
 
 def keeps_objective(in_time: int, requests: int, slo_ms: float, percentile: float) -> bool | None:
-    """Return whether enough requests were in time for the objective; None without requests or an objective."""
+    """Return whether enough requests met the objective; None without requests or an objective."""
     if not requests or not math.isfinite(slo_ms):
         return None
     return 100.0 * in_time >= percentile * requests

@@ -30,7 +30,7 @@ class Bin:
     unshared: bool = False
 
     def add(self, replica: PlacedReplica, segments: Segments) -> bool:
-        """Put ``replica`` here if geometry, shares, memory and all SLOs allow it; return whether they did."""
+        """Put ``replica`` here if geometry, shares, memory and all SLOs allow it; return whether they do."""
         if replica.share.mig is None:
             return self._add_shared(replica, segments)
         return self._add_instance(replica, segments)
@@ -41,7 +41,7 @@ class Bin:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether the device holds nothing."""
+        """Return whether the device has no replicas."""
         return not self.partitions
 
     def to_gpu(self) -> PlacedGpu:
@@ -175,7 +175,7 @@ class FleetBins:
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """Segments of a demand and the rate that each of them is to serve."""
+    """Segments for a demand, and the rate that each of them serves."""
 
     parts: tuple[tuple[Segment, float], ...]
     missing_rps: float = 0.0  #: Rate the segments cannot serve.
@@ -186,7 +186,7 @@ class Cover:
 
 
 def make_cost(problem: Problem) -> Cost:
-    """Return the price per hour of the part of a device that a segment takes."""
+    """Return the function that gives the price per hour of a segment's part of a device."""
     prices = {entry.device.name: entry.price_per_hour for entry in problem.fleet.entries}
     return lambda segment: prices[segment.device] * segment.fraction
 
@@ -211,7 +211,7 @@ def cheapest_cover(demand: Demand, segments: Sequence[Segment], cost: Cost) -> C
 
 
 def share_out_rate(rate_rps: float, segments: Sequence[Segment]) -> Cover:
-    """Return the cover in which each segment serves in proportion to its capacity, never above it."""
+    """Return the cover in which each segment serves in proportion to its capacity, at most its capacity."""
     total = sum(segment.capacity_rps for segment in segments)
     served_rps = min(rate_rps, total)
     parts = tuple((segment, served_rps * segment.capacity_rps / total) for segment in segments)
@@ -221,7 +221,7 @@ def share_out_rate(rate_rps: float, segments: Sequence[Segment]) -> Cover:
 def _fill_with(
     demand: Demand, main: Segment, segments: Sequence[Segment], cost: Cost, limit: int
 ) -> list[Segment] | None:
-    """Return as many full segments ``main`` as possible and the cheapest last segment, None beyond ``limit``."""
+    """Return as many full segments ``main`` as possible, and the cheapest last segment; None if above ``limit``."""
     # Raised by less than the precision of any rate: a rate of exactly three capacities must not give two and a
     # remainder.
     count = math.floor(demand.rate_rps / main.capacity_rps * (1 + 1e-12))

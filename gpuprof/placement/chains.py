@@ -85,7 +85,7 @@ def divide_slos(problem: Problem) -> Problem:
 def divide_by_time(problem: Problem) -> Problem:
     """Return the problem with each chain's SLO divided in proportion to the steps' shortest times on the fleet.
 
-    This is the division for a plan that lacks capacity: replicas that take turns need more time than in shares.
+    Used if capacity is short: replicas that take turns need more time than replicas with shares.
     """
     parts: dict[str, float] = {}
     for chain in problem.chains.values():
@@ -111,7 +111,7 @@ def _with_parts(problem: Problem, parts: Mapping[str, float]) -> Problem:
 
 
 def _divide(problem: Problem, chain: Chain) -> dict[str, float]:
-    """Return each step's part of a chain's SLO, by dynamic programming over the number of parts dealt out."""
+    """Return each step's part of a chain's SLO, by dynamic programming over equal units of the SLO."""
     #: Parts dealt out to the steps so far → cost, the largest part of a step's budget that its requests need, parts.
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, ())}
     left = len(chain.steps)
@@ -133,7 +133,7 @@ def _divide(problem: Problem, chain: Chain) -> dict[str, float]:
 
 
 def _find_cost(problem: Problem, step: str, budget_ms: float) -> tuple[float, float]:
-    """Return the least cost of a step's replicas within a budget, and the part of the budget that they need.
+    """Return the least cost of a step's replicas within a part of the SLO, and how much of it they need.
 
     The cost is infinite where no replica is fast enough.
     """

@@ -30,7 +30,7 @@ MOST_BATCH = 4096
 
 
 def is_rounded_to(value: float, true: float) -> bool:
-    """Return whether a figure of a map differs from the true one by no more than rounding.
+    """Return whether a figure in a map differs from the exact one by no more than rounding.
 
     Examples
     --------
@@ -129,7 +129,7 @@ def ask_estimator(
 def ask_batch_series(
     estimator: Estimator, device: Device, partition: Partition, replica: Replica
 ) -> tuple[Estimate, ...]:
-    """Return the estimates of a replica's batches of 1, 2, … requests, up to a full batch.
+    """Return the estimates of a replica's batches of 1, 2, … requests, up to the full batch.
 
     Raises `InputError` where the estimator cannot answer for some batch.
     """

@@ -71,8 +71,8 @@ class WhatIf:
 def find_alternatives(problem: Problem, deployment: DeploymentMap, model: str) -> tuple[Alternative, ...]:
     """Return the shares that could serve ``model``, cheapest first.
 
-    They are the listed shares of the estimator, the map's shares with the steps next to them, and all steps below the
-    smallest listed share.
+    They are the estimator's listed shares, the map's shares with the adjacent steps, and all steps below the smallest
+    listed share.
     """
     demand = problem.demand(model)
     segments = Segments(problem) if problem.options.latency_budget is not None else PooledSegments(problem)
@@ -96,7 +96,7 @@ def _find_unlisted(
     counts: Mapping[_Kind, int],
     alternatives: Sequence[Alternative],
 ) -> Iterator[Alternative]:
-    """Yield alternatives for unlisted shares: the map's, the steps next to each, and steps below all listed."""
+    """Yield alternatives for unlisted shares: the map's, the adjacent steps, and the steps below all listed."""
     kinds: dict[tuple[str, Share], None] = {}
     for entry in problem.fleet.entries:
         listed_shares = [a.segment.share for a in alternatives if a.segment.device == entry.device.name]
@@ -206,7 +206,7 @@ def _shares(placement: Placement, model: str) -> tuple[tuple[str, int], ...]:
 
 @dataclass(frozen=True, slots=True)
 class NeighbourEffect:
-    """Time that equal neighbours of a replica together add to its batch time."""
+    """The time that a group of equal neighbours adds to a replica's batch time."""
 
     #: ``where``, ``share``, ``batch``: location, share and batch of the replica.
     where: str
@@ -281,7 +281,7 @@ def _describe_neighbour(neighbour: Workload, count: int) -> str:
 
 
 def _describe_basis(isolated: Figure, joint: Figure) -> str:
-    """Return the basis of the slow-down, as shown by the difference between the two figures.
+    """Return the source of the slow-down, found by comparing the figures with and without the neighbours.
 
     An estimator that measured this co-location keeps the source of the time alone; an estimator without data keeps the
     time and widens its interval.

@@ -63,7 +63,7 @@ def check(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...
 
 
 def check_layout(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...]:
-    """Return the faults that no machine could set up: names, geometry, shares, memory and recorded failures.
+    """Return violations that no machine could deploy: names, geometry, shares, memory and recorded failures.
 
     Neither the estimator nor the queueing model is queried for times. Unknown devices are left out.
     """
@@ -75,7 +75,7 @@ def check_layout(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violati
 
 
 def find_excess_time(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...]:
-    """Return the faults of `check` in the devices' time: partitions whose replicas need more than all of it."""
+    """Return the violations of `check` in the devices' time: partitions whose replicas need more time than there is."""
     return tuple(_check_busy_time(tuple(list_locations(deployment, evidence)), evidence))
 
 
@@ -267,7 +267,7 @@ def _check_failures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[V
 
 
 def _contains(device: Device, workloads: Sequence[Workload], pattern: Sequence[Workload], failed: FailedRun) -> bool:
-    """Return whether each workload tried has a counterpart of its own that needs as much with no more resources."""
+    """Return whether each failed workload has its own counterpart that needs as much with no more resources."""
     if not pattern:
         return True
     return any(
@@ -315,7 +315,7 @@ def _check_rates(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
 
 
 def _check_chains(deployment: DeploymentMap) -> Iterator[Violation]:
-    """Yield chains whose steps may together take longer, or be late more often, than the chain."""
+    """Yield chains whose steps together may take longer, or miss their SLOs more often, than the chain allows."""
     for name, chain in deployment.chains.items():
         steps = [
             deployment.models[step] for step in chain.steps if step in deployment.models
@@ -403,7 +403,7 @@ def _check_budget(location: Location, demands: dict[str, Demand], evidence: Evid
 
 
 def _read_batch_ms(location: Location, evidence: Evidence) -> tuple[float, float]:
-    """Return the time of a full batch, and without its part that overlaps with another batch.
+    """Return the time of a full batch, with and without the part that overlaps with another batch.
 
     Raises `InputError` where the estimator cannot answer.
     """
@@ -473,7 +473,7 @@ def _needed_time(location: Location, evidence: Evidence) -> float:
 
 
 def _is_claimed(estimate: Estimate, full_estimate: Estimate) -> bool:
-    """Return whether an unmeasured share is claimed, by a measured requirement, to slow no batch down."""
+    """Return whether a measured requirement, not a measured time, says that a share slows no batch down."""
     return (
         classify_source(estimate.latency_ms.source) != MEASURED
         and is_rounded_to(estimate.latency_ms.value, full_estimate.latency_ms.value)
@@ -546,7 +546,7 @@ def _check_times(location: Location, evidence: Evidence) -> Iterator[str]:
 
 
 def check_work(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
-    """Yield each device whose replicas' requests take more than all of its time, by the estimator."""
+    """Yield each device whose replicas' requests need more than all of its time, by the estimator's work bounds."""
     if evidence.estimator is None:
         return
     for node in deployment.nodes:
@@ -558,7 +558,7 @@ def check_work(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violat
 
 
 def _add_work(gpu: Gpu, evidence: Evidence) -> tuple[float, float]:
-    """Return a device's seconds of work per second, and the tolerance; excludes unknown work."""
+    """Return a device's work in seconds per second, and the tolerance; unknown work is excluded."""
     assert evidence.estimator is not None
     seconds, slack = [], RELATIVE_ROUNDING
     for partition in gpu.partitions:

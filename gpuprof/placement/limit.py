@@ -28,7 +28,7 @@ _interrupted = threading.Event()
 
 
 def is_interrupted() -> bool:
-    """Return whether Ctrl-C ended the searches of `interruptible`."""
+    """Return whether Ctrl-C ended the searches inside `interruptible`."""
     return _interrupted.is_set()
 
 
@@ -72,7 +72,7 @@ class Limit:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds left, at least a thousandth; None without a limit."""
+        """Seconds left, at least 0.001; None without a limit."""
         if self.seconds is None:
             return None
         if is_interrupted():
@@ -102,7 +102,7 @@ class Limit:
         )
 
     def keeping(self, seconds: float) -> Limit:
-        """Return the limit that ends ``seconds`` earlier, for later work, with a part of the processor time."""
+        """Return a limit that ends ``seconds`` earlier, with a proportional part of the processor time."""
         if not self.seconds:
             return self
         left = self.seconds - seconds
@@ -110,7 +110,7 @@ class Limit:
 
 
 def name_stop(placement: Placement) -> str | None:
-    """Return the cause of a search's early end, None without an early end."""
+    """Return the reason for a search's early end; None if it ended by itself."""
     if not placement.stopped:
         return None
     return _INTERRUPTED if is_interrupted() else _STOPPED

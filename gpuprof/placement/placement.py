@@ -53,14 +53,14 @@ class PlacedPartition:
     oversubscribed: bool = False
 
     def beside(self, replica: PlacedReplica) -> tuple[Workload, ...]:
-        """Return the other workloads in the partition; instances do not disturb each other."""
+        """Return the other workloads in the partition; different instances do not disturb each other."""
         # A policy may place one object several times: the others of it are neighbours.
         position = next((index for index, placed in enumerate(self.replicas) if placed is replica), None)
         return tuple(placed.workload for index, placed in enumerate(self.replicas) if index != position)
 
     @property
     def taken_pct(self) -> float:
-        """Percent of the partition that belongs to some share; a share with turns is counted once."""
+        """Percent of the partition assigned to shares; a share used in turns is counted once."""
         return math.fsum(held_shares((replica.share.sm_pct, replica.turns) for replica in self.replicas))
 
 
@@ -108,7 +108,7 @@ class Placement:
 def map_replicas(
     gpus: Sequence[PlacedGpu], change: Callable[[PlacedGpu, PlacedPartition, PlacedReplica], PlacedReplica]
 ) -> tuple[PlacedGpu, ...]:
-    """Return the devices with each replica changed, without replicas of no rate and devices left empty."""
+    """Return the devices with each replica changed; replicas without a rate and empty devices are dropped."""
     changed = []
     for gpu in gpus:
         partitions = []

@@ -46,7 +46,7 @@ from gpuprof.rules.turns import (
 
 
 def planned_ms(latency: Figure, confidence: float | None) -> float:
-    """Return the planning time: the upper end of its interval at ``confidence``, for 0 the mean.
+    """Return the time that plans use: the upper end of the interval at ``confidence``, for 0 the mean.
 
     Without a confidence, measured and interpolated figures are used as they are and all others at their upper end. The
     figure's interval holds 90%; other confidences follow from a normal distribution through it.
@@ -137,7 +137,7 @@ class PlannedWorkloads:
         return 1000.0 * workload.batch * workload.processes / time
 
     def server(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> BatchServer:
-        """Return the queueing view of a replica with the maximum host disturbance of serving all demands."""
+        """Return a replica as a queue with the largest possible delay by host work for all demands."""
         key = (device.name, workload)
         if beside or key not in self._servers:
             undisturbed = self.undisturbed_server(device, workload, beside)
@@ -148,7 +148,7 @@ class PlannedWorkloads:
         return self._servers[key]
 
     def undisturbed_server(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> BatchServer:
-        """Return the queueing view of a replica with the machine to itself: times for 1, 2, … ``batch`` requests."""
+        """Return a replica as a queue without host work: times for 1, 2, … ``batch`` requests."""
         estimate = self.estimate(device, workload, beside)
         handover_ms = self.problem.options.host.handover_ms
         padding = estimate.padding
@@ -170,7 +170,7 @@ class PlannedWorkloads:
         )
 
     def _latencies_ms(self, device: Device, workload: Workload, beside: Sequence[Workload]) -> tuple[float, ...]:
-        """Return the times of 1, 2, … ``batch`` requests without padding, cached for larger batches."""
+        """Return the times of 1, 2, … ``batch`` requests without padding; cached, and reused for larger batches."""
         workload, confidence = self._first_workload(workload), self.problem.options.confidence
         neighbours = tuple(sorted(map(self._first_workload, beside)))
         series = device.name, workload.model, workload.share, workload.processes, workload.turns, neighbours, confidence
@@ -200,7 +200,7 @@ class PlannedWorkloads:
     def is_claimed(self, device: Device, workload: Workload) -> bool:
         """Return whether an estimator claims, by a measured requirement, that an unmeasured share slows no batch down.
 
-        Several such replicas would be given more work than their device does, so a map of claimed shares needs care.
+        Several such replicas can exceed their device's capacity, so the total work of claimed shares must be checked.
         """
         if workload.share.sm_pct == 100.0:
             return False
@@ -305,7 +305,7 @@ class PlannedWorkloads:
     def _ceiling_rps(
         self, demand: Demand, device: Device, workload: Workload, beside: Sequence[Workload] = ()
     ) -> float:
-        """Return an upper bound of the workload's rate; 0 without an estimate, or with a batch beyond the budget."""
+        """Return an upper bound of the workload's rate; 0 without an estimate, or if a batch exceeds the budget."""
         try:
             if self.problem.options.latency_budget is None:
                 return 1000.0 * workload.batch * workload.processes / self.latency_ms(device, workload, beside)
@@ -319,7 +319,7 @@ class PlannedWorkloads:
             return 0.0
 
     def full_rps(self, device: Device, workload: Workload) -> float:
-        """Return `throughput_rps` without neighbours, from the estimator's quickest figures.
+        """Return `throughput_rps` without neighbours, from the fastest figures that the estimator can compute.
 
         Raises `InputError` where the estimator has no answer.
         """
@@ -336,7 +336,7 @@ class PlannedWorkloads:
         return self._full_rps[key]
 
     def _slow_down(self, device: Device, workload: Workload, alone: Figure) -> Figure:
-        """Return the time of a workload without known neighbours."""
+        """Return the time of a workload without known neighbours: subclasses may slow it down."""
         return alone
 
     def holds(self, device: Device, partition: PlacedPartition) -> bool:
@@ -364,7 +364,7 @@ class PlannedWorkloads:
 
 
 def find_alike(problem: Problem) -> Mapping[str, str]:
-    """Return the first equivalent demand's model, for each demand's model.
+    """Return for each demand's model the model of the first equivalent demand.
 
     Models are compared by the estimates of a few workloads of each, alone and beside neighbours: models are equivalent
     when times and memory agree to the last digit. Failures beside neighbours are recorded by model name.

@@ -28,7 +28,7 @@ MOST_REPLANS = 8
 
 @dataclass(slots=True)
 class Pools:
-    """Evaluates maps by the pooled queues of the models' replicas."""
+    """Evaluates maps with a common queue for all replicas of a model."""
 
     problem: Problem  #: Without a latency budget.
     segments: Segments  #: Segments of the same problem.
@@ -45,9 +45,9 @@ class Pools:
     def most_rps(
         self, demand: Demand, servers: Counter[BatchServer], upto_rps: float, *, is_rough: bool = False
     ) -> float:
-        """Return the largest rate up to ``upto_rps`` these replicas serve together within the SLO.
+        """Return the largest rate up to ``upto_rps`` that these replicas serve together within the SLO.
 
-        ``is_rough``: whether less than ``upto_rps`` may be off by some percent.
+        ``is_rough``: a result below ``upto_rps`` may be off by some percent.
         """
         if not servers:
             return 0.0
@@ -59,7 +59,7 @@ class Pools:
         return self.problem.limits.largest_rps(queueing, pool, demand.slo, idle_rps, upto_rps, RELATIVE_ROUNDING)
 
     def _guess_rps(self, demand: Demand, servers: Counter[BatchServer], late_rps: float) -> float:
-        """Return about the largest rate within the SLO by coarse queues, below a rate that is late."""
+        """Return the approximate largest rate within the SLO, by coarse queues, below the late rate ``late_rps``."""
         queueing, pool = queue_of(self.problem.queueing, demand.model), tuple(servers.elements())
         capacity_rps = math.fsum(server.capacity_rps for server in pool)
 
@@ -96,7 +96,7 @@ class Pools:
         }
 
     def rerate(self, gpus: Sequence[PlacedGpu], rates: Mapping[str, float]) -> Gpus:
-        """Return the used devices at these rates of the models, divided by the capacities of their replicas."""
+        """Return the used devices with the models' rates divided in proportion to their replicas' capacities."""
         pools = self.servers(gpus)
         capacity = {
             model: math.fsum(server.capacity_rps * count for server, count in pool.items())
@@ -111,7 +111,7 @@ class Pools:
         return map_replicas(gpus, rerate)
 
     def drop_spare(self, gpus: Gpus, limit: Limit) -> Gpus:
-        """Return the devices without superfluous devices; the most expensive and emptiest are dropped first."""
+        """Return the devices without superfluous ones; the most expensive and emptiest are tried first."""
         rates: defaultdict[str, float] = defaultdict(float)
         for gpu in gpus:
             for replica in gpu.replicas():
@@ -158,7 +158,7 @@ def _times(servers: Counter[BatchServer], count: int) -> Counter[BatchServer]:
 
 
 def _content(gpu: PlacedGpu) -> object:
-    """Return the common properties of equal devices: all but the rates and the instances' starts."""
+    """Return what equal devices have in common: everything except rates and the instances' starts."""
     parts = (
         (part.mig or "", tuple(sorted(str(replace(replica, rate_rps=0.0)) for replica in part.replicas)))
         for part in gpu.partitions

@@ -48,7 +48,7 @@ class _Pool:
     positions: Mapping[tuple[BatchServer, Figure], int]
 
     def part(self, server: BatchServer, batch_ms: Figure) -> tuple[ServedPart, list[Sojourn]]:
-        """Return the part a replica answers, and its sojourn times at the interval ends of its batch time."""
+        """Return the sojourn times of one replica of a pool, and those at the interval ends of its batch time."""
         position = self.positions[server, batch_ms]
         return self.expected.parts[position], [end.parts[position].sojourn for end in self.ends]
 
@@ -185,7 +185,7 @@ class Predictor:
 
 
 def batch_figures(estimate: Estimate) -> dict[str, Any]:
-    """Return an estimate's figures of a replica's batches, by the fields of `ReplicaPrediction`."""
+    """Return an estimate's figures for the batches of a replica, as fields of `ReplicaPrediction`."""
     names = ("latency_cv", "pause_factor", "pause_cv", "overlapped_ms")
     return {
         **{name: getattr(estimate, name) for name in names},
@@ -211,7 +211,7 @@ def _make_end_servers(server: BatchServer, latency: Figure) -> list[BatchServer]
 
 
 def _make_interval(ends: Sequence[Sojourn], middle: Sojourn, figure_of: Callable[[Sojourn], float]) -> Interval | None:
-    """Return the figure between both ends; None where an end is unknown or the queue grows without bound there.
+    """Return the interval between both ends; None if an end is unknown or the queue grows without bound there.
 
     Queues are simulated, so where the ends are close, the middle figure may lie slightly beyond them.
     """

@@ -31,7 +31,7 @@ Series = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Planning options, which every policy obeys."""
+    """Options that every policy obeys."""
 
     #: Plan on the upper end of the interval holding the true time with this probability, 0: on the mean. None: on
     #: the mean of measured and interpolated figures, at the upper ends of all other estimates.
@@ -68,7 +68,7 @@ class Options:
 
 @dataclass(slots=True)
 class AnswersOfOne:
-    """Cached answers of an estimator."""
+    """Cached answers of one estimator."""
 
     estimator: Estimator  #: Kept, so that its id stays unique.
     estimates: dict[Question, Estimate] = field(default_factory=dict)  #: Estimates by query.
@@ -149,7 +149,7 @@ class Problem:
         return self._by_model[model]
 
     def mig_entry(self, policy: str) -> FleetEntry:
-        """Return the fleet's first entry for a device with MIG, which ``policy`` plans for alone.
+        """Return the fleet's first entry with MIG, the only kind of device that ``policy`` uses.
 
         Raises `InputError` when no device of the fleet has MIG.
         """

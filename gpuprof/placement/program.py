@@ -211,7 +211,7 @@ def fit_scales(program: Columns) -> Scales:
 
 
 def find_violated_row(program: Columns, values: Vector) -> int | None:
-    """Return a row the values break by more than rounding, None where they keep all."""
+    """Return a row that the values violate by more than rounding; None if all hold."""
     terms = program.values * values[program.owners]
     count = len(program.row_lows)
     activity = np.bincount(program.rows, terms, count)

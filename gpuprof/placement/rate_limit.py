@@ -83,7 +83,7 @@ class RateLimits:
         wanted_rps: float,
         precision: float = RATE_PRECISION,
     ) -> float:
-        """Return the largest rate of replicas with a common stream within the SLO, to ``precision`` from below.
+        """Return the largest rate of replicas with a common stream within the SLO, rounded down to ``precision``.
 
         ``idle_rps``: the result is 0.0 where this rate is late; ``wanted_rps``: upper limit of the search.
         """
@@ -117,7 +117,7 @@ class RateLimits:
         rate_rps: float,
         limits: _KnownRates,
     ) -> bool:
-        """Evaluate a rate between the known rates, store the result, and return whether it is in time."""
+        """Evaluate a rate between the known rates, record the result, and return whether it is within the SLO."""
         tail = math.inf if rate_rps > limits.most_rps else _find_tail_ms(queueing, tuple(servers), slo, rate_rps)
         passes = tail <= slo.latency_ms
         if passes:
@@ -168,7 +168,7 @@ def _is_simulated(queueing: QueueModel, servers: Sequence[BatchServer]) -> bool:
 
 
 def _guess(limits: _KnownRates, capacity_rps: float, limit_ms: float) -> float:
-    """Return about the rate where the tail reaches the limit: linear in 1 / (1 - load) between the two known rates."""
+    """Return the approximate rate at which the tail reaches the limit, linear in 1 / (1 - load) between known rates."""
 
     def stretch(rate_rps: float) -> float:
         return 1.0 / max(1e-9, 1.0 - rate_rps / capacity_rps)
@@ -185,7 +185,7 @@ def _guess(limits: _KnownRates, capacity_rps: float, limit_ms: float) -> float:
 
 
 def _cell(low: float, high: float, limits: _KnownRates, guess: float | None, precision: float) -> tuple[float, float]:
-    """Return the last cell of a bisection for a limit at ``guess``; without a guess, its next undecided half."""
+    """Return the last cell of a bisection that ends at ``guess``; without a guess, the next half to examine."""
     while high - low > precision * low:
         middle = (low + high) / 2.0
         if limits.passes_rps < middle < limits.fails_rps and guess is None:

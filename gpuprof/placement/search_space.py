@@ -79,7 +79,7 @@ class SearchSpace:
         return range(1, 1 + (most if most is not None else MIG_PROCESSES if share.mig is not None else 1))
 
     def steps(self, model: str, device: Device, mig: str | None) -> tuple[float, ...]:
-        """Return the unlisted percentages of a partition that may be given, rising."""
+        """Return the unlisted percentages of a partition that replicas may have, ascending."""
         if device.kind != "gpu":
             return ()
         key = (model, device.name, mig)
@@ -107,7 +107,7 @@ class SearchSpace:
         return True
 
     def _between(self, model: str, device: Device) -> list[float]:
-        """Return SM percentages: USHER's requirements, and regular steps if the estimator knows such shares."""
+        """Return SM percentages between the listed ones: USHER's requirements, and regular steps if estimates exist."""
         percents = {share.sm_pct for share in self.problem.estimator.shares(model, device) if share.mig is None}
         if not percents:
             return []
@@ -167,7 +167,7 @@ def refuse_oversized(problem: Problem) -> None:
 
 
 def _most_rps(problem: Problem, search_space: SearchSpace, demand: Demand, device: Device) -> float:
-    """Return the maximum rate of the device with full batches, divided into any one kind of share."""
+    """Return the maximum rate of the device with full batches, divided into equal shares of any one kind."""
     most = 0.0
     for share in problem.estimator.shares(demand.model, device):
         copies = 100.0 / share.sm_pct * (1 if share.mig is None else device.mig_profile(share.mig).max_count)

@@ -81,7 +81,7 @@ class Segments(PlannedWorkloads):
         self._last_largest: dict[tuple[str, str], tuple[int, int]] = {}
 
     def device_reason(self, demand: Demand, device: Device, find: Callable[[], str | None]) -> str | None:
-        """Return the reason of ``find`` why the device serves none of the demand, cached for all policies."""
+        """Return the result of ``find``, the reason why the device cannot serve the demand, cached for all policies."""
         queueing = self.problem.queueing
         key = (demand, device.name, self.problem.options, id(queueing), type(self), self._capped)
         if key not in self._reasons:
@@ -301,26 +301,26 @@ class Segments(PlannedWorkloads):
 
 
 def _count(rate_rps: float, each_rps: float) -> int:
-    """Return the number of replicas for a rate a single replica does not serve."""
+    """Return the number of replicas for a rate that a single replica cannot serve."""
     return max(2, math.ceil(rate_rps / each_rps * (1.0 - 1e-9)))
 
 
 @dataclass(slots=True)
 class _GroupLimits:
-    """The loads that groups of equal replicas sustain: by a formula, for other queueing models by coarse queues."""
+    """Loads that groups of equal replicas sustain: by a formula, or by coarse queues for other queueing models."""
 
     problem: Problem
     _loads: dict[tuple[int, BatchServer, Slo, int], float] = field(default_factory=dict)
 
     def load(self, server: BatchServer, demand: Demand, count: int) -> float:
-        """Return about the largest load under which ``count`` replicas answer a demand in time."""
+        """Return the approximate largest load at which ``count`` replicas answer a demand within its SLO."""
         queueing, slo = queue_of(self.problem.queueing, demand.model), demand.slo
         if not is_quick(queueing):
             return self._solve(queueing, server, slo, count)
         return queueing.guess_load(server, count, slo.latency_ms, slo.percentile)
 
     def can_bear(self, server: BatchServer, demand: Demand, count: int, load: float) -> bool:
-        """Return whether ``count`` replicas answer a demand in time at a load."""
+        """Return whether ``count`` replicas answer a demand within its SLO at a load."""
         queueing, slo = queue_of(self.problem.queueing, demand.model), demand.slo
         if load >= 1.0:
             return False
@@ -341,7 +341,7 @@ class _GroupLimits:
 
 
 class SharedSegments(Segments):
-    """Segments whose replicas under a part of a partition have the neighbours that slow them least."""
+    """Segments in parts of partitions, each with the neighbours that slow it least."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -350,7 +350,7 @@ class SharedSegments(Segments):
         self._beside_any: dict[tuple[str, Workload], Estimate] = {}
 
     def estimate(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> Estimate:
-        """Return the estimate beside neighbours, of a part without them beside those that slow it least."""
+        """Return the estimate beside neighbours; for a part without any, beside those that slow it least."""
         estimate = super().estimate(device, workload, beside)
         if beside:
             return estimate

@@ -88,7 +88,7 @@ def with_unplaced(problem: Problem, segments: Segments, placement: Placement) ->
 
 
 def with_reasons(problem: Problem, placement: Placement, limit: Limit) -> Placement:
-    """Return the placement with the reasons that were skipped before, as far as time allows."""
+    """Return the placement with the reasons that were skipped earlier, as far as time allows."""
     if all(shortfall.reason != _UNEXPLAINED for shortfall in placement.unplaced):
         return placement
     segments, unplaced = Segments(problem), list(placement.unplaced)
@@ -139,7 +139,7 @@ def _device_reason(segments: Segments, demand: Demand, device: Device) -> str | 
 
 
 def _idle_reason(problem: Problem, demand: Demand, placement: Placement, reasons: Sequence[str | None]) -> str | None:
-    """Return the idle devices that could serve some of ``demand``, None without any: more devices would not help.
+    """Return a reason if idle devices remain that could serve some of ``demand``; else None.
 
     ``reasons``: causes against it, by kind of device.
     """
@@ -185,7 +185,7 @@ def _memory_reason(segments: Segments, demand: Demand, device: Device) -> str:
 
 
 def _find_refusal(segments: Segments, workload: Workload, device: Device) -> str:
-    """Return the estimator's refusal where it lists no share or batch: failed runs are not listed, either."""
+    """Return the estimator's error if it lists no share or batch, because failed runs are not listed either."""
     try:
         segments.estimate(device, workload)
     except InputError as error:
@@ -216,13 +216,13 @@ def _fits_memory(segments: Segments, device: Device, workload: Workload) -> bool
 
 
 def _round_up(value: float) -> str:
-    """Return the value to three digits, never below the value."""
+    """Return the value rounded up to three digits."""
     # Rounded to the safe side: the SLO or rate suggested to a user must be feasible.
     step = 10.0 ** (math.floor(math.log10(value)) - 2)
     return f"{math.ceil(value / step * (1 + 1e-9)) * step:g}"
 
 
 def _round_down(value: float) -> str:
-    """Return the value to four digits, never above the value."""
+    """Return the value rounded down to four digits."""
     step = 10.0 ** (math.floor(math.log10(value)) - 3)
     return f"{math.floor(value / step * (1 + 1e-9)) * step:g}"

@@ -85,7 +85,7 @@ class Chart:
     width: int = 580  #: Width of the whole picture, in pixels.
 
     def legend(self) -> dict[str, Line | Points | Box]:
-        """Return a mark of each series, the first."""
+        """Return the first mark of each series, for the legend."""
         marks: tuple[Line | Points | Box, ...] = (*self.lines, *self.points, *self.boxes)
         by_name: dict[str, Line | Points | Box] = {}
         for mark in marks:
@@ -153,12 +153,12 @@ def group_bars(groups: Sequence[str], parts: Mapping[str, Sequence[float | None]
 
 
 def _bar_width(groups: Sequence[str]) -> float:
-    """Return the part of its place that a group's bars fill; a bar alone is not as wide as the drawing."""
+    """Return the fraction of its slot that a group's bars fill; a single bar does not fill the chart."""
     return min(0.8, len(groups) / 4)
 
 
 def lay_bars(chart: Chart) -> Chart:
-    """Return a chart whose bars lie where there is no room below them for their names."""
+    """Return a chart with horizontal bars if their names do not fit below them."""
     names, is_upright = chart.x.names, chart.boxes and not (chart.lines or chart.points or chart.y.names)
     longest = max(map(len, names), default=0)
     if not is_upright or LETTER * (longest + 1) * (len(names) + 2) <= chart.width or all(map(str.isdigit, names)):
@@ -183,7 +183,7 @@ COLORS = 8
 
 
 def shade_of(color: int) -> float:
-    """Return how much of its colour a box of the series of this number has: paler in each round of the palette."""
+    """Return the opacity of the boxes of a series, by its number: paler in each round of the palette."""
     return 0.7 ** (color // COLORS)
 
 
@@ -233,7 +233,7 @@ def _draw(chart: Chart) -> tuple[str, int]:
 
 
 def _draw_legend(chart: Chart, top: int) -> tuple[str, int]:
-    """Return the keys of a chart in columns, from ``top`` down, and their rows; empty for a chart of one series."""
+    """Return the legend of a chart in columns, from ``top`` down, and its number of rows; empty for a single series."""
     marks = chart.legend()
     if len(marks) < 2:
         return "", 0
@@ -280,7 +280,7 @@ def _list_values(chart: Chart, which: str) -> list[float]:
 
 
 def _label_ticks(scale: Scale, least_pixels: float, letters: int) -> list[tuple[float, str]]:
-    """Return the labels of an axis; of names that have less than ``least_pixels`` each, some are left out."""
+    """Return the labels of an axis; where names have less than ``least_pixels`` each, some are omitted."""
     axis = scale.axis
     if not axis.names:
         return [(value, tick_text(value)) for value in axis.marks or scale.ticks()]
@@ -362,7 +362,7 @@ def _describe_point(line: Line, x: float, y: float, axes: str) -> str:
 
 
 def _draw_shape(series: int, x: float, y: float) -> str:
-    """Return the beginning of the point of a series at a pixel, up to the end of its attributes."""
+    """Return the SVG element of a series' point at a pixel, up to the end of its attributes."""
     shape = _SHAPES[series % len(_SHAPES)]
     return f'<path class="f{series % COLORS}" d="{shape}" transform="translate({x:.1f} {y:.1f}) scale(4)"'
 

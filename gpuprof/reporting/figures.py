@@ -92,7 +92,7 @@ def goodput_figure(rows: Sequence[Row]) -> Chart:
 
 
 def stage_figure(models: Sequence[Row]) -> Chart:
-    """Return where the time of a mean request went, by model."""
+    """Return the mean time of a request by stage, for each model."""
     names = tuple(model["model"] for model in models)
     parts = {stage: [model["stage_mean_ms"].get(stage) or 0.0 for model in models] for stage in _STAGE_COLORS}
     return _bars(
@@ -130,7 +130,7 @@ def goodput_over_time_figure(row: Row, times_s: Sequence[float]) -> Chart:
 
 
 def devices_over_time_figure(epochs: Mapping[str, Sequence[Row]]) -> Chart | None:
-    """Return how many devices the maps of each policy held over time; None when no map changed."""
+    """Return the number of devices in each policy's maps over time; None when no map changed."""
     if all(len(maps) < 2 for maps in epochs.values()):
         return None
     steps = {
@@ -157,7 +157,7 @@ def in_time_over_time_figure(runs: Mapping[str, Row]) -> Chart:
 
 
 def misses_figure(models: Sequence[Row]) -> Chart | None:
-    """Return why requests missed their SLO; None when none did."""
+    """Return the number of requests outside their SLO by cause; None when there were none."""
     causes = [cause for cause in _MISS_COLORS if any(model["missed"].get(cause) for model in models)]
     if not causes:
         return None
@@ -171,7 +171,7 @@ def misses_figure(models: Sequence[Row]) -> Chart | None:
 
 
 def utilization_figure(replicas: Sequence[Row]) -> Chart:
-    """Return how busy each replica was; the first of them when there are many."""
+    """Return the utilisation of each replica; if there are too many, of the first."""
     shown = replicas[:_MOST_BARS]
     names = tuple(f"{replica['place']} {replica['model']}" for replica in shown)
     boxes = group_bars(names, {"busy": [100.0 * replica["utilization"] for replica in shown]}, "%")
@@ -450,7 +450,7 @@ def batch_and_share_figures(models: Sequence[ModelRow], model: str = "") -> list
 
 
 def _over(rows: Sequence[ModelRow], column: str, x_label: str, key: str, y_label: str, title: str) -> Iterator[Chart]:
-    """Yield the chart of all series of several points; further charts where they are too many for one."""
+    """Yield the chart of all series with several points, divided into several charts if there are too many series."""
     other_columns = [name for name in ("batch", "sm_share_pct", "mig_profile", "processes") if name != column]
     series: dict[str, dict[float, float]] = defaultdict(dict)
     for row in rows:

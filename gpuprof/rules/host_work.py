@@ -41,7 +41,7 @@ def cores_of(shares: Sequence[tuple[float, int]], cores: int) -> tuple[CpuSlice,
 
 
 def disturb_servers(work: HostWork, replicas: Sequence[LoadedReplica], queueing: QueueModel) -> tuple[BatchServer, ...]:
-    """Return the replicas of a machine with batch times lengthened by host work at these request rates.
+    """Return the replicas of a machine with batch times lengthened by the host work for all their requests.
 
     ``replicas``: all replicas of the machine; ``queueing``: model of each replica's utilization. Raises `InputError`
     when the shares exceed the machine.
@@ -69,7 +69,7 @@ def disturb_servers(work: HostWork, replicas: Sequence[LoadedReplica], queueing:
 
 
 def disturb_at_worst(work: HostWork, server: BatchServer, rate_rps: float) -> BatchServer:
-    """Return a replica in the worst case: all other cores always run batches, and all host work delays this replica.
+    """Return a replica in the worst case: all other cores always run batches, and all host work interrupts it.
 
     ``rate_rps`` is the rate of all requests to the machine. No placement disturbs the replica more.
     """
@@ -80,7 +80,7 @@ def disturb_at_worst(work: HostWork, server: BatchServer, rate_rps: float) -> Ba
 
 
 def lengthen_times(server: BatchServer, lost_part: float, event_ms: float) -> BatchServer:
-    """Return a replica without the fraction ``lost_part`` of its time, in interruptions of mean length ``event_ms``."""
+    """Return a replica that loses the fraction ``lost_part`` of its time to interruptions of mean ``event_ms``."""
     if lost_part <= 0.0:
         return server
     times = tuple(ms / (1.0 - lost_part) for ms in server.latency_ms)

@@ -31,7 +31,7 @@ _MEASURED = (MEASURED, INTERPOLATED, EXTRAPOLATED)
 
 @dataclass(frozen=True, slots=True)
 class MergedWork:
-    """A merged model for estimators."""
+    """A merged model as estimators see it: its members' rates, the saved weight bytes, and its file."""
 
     rates: Mapping[str, float]  #: Requests per second of each member.
     saved_weight_bytes: int = 0  #: Additional bytes of separate weights for each member.
@@ -172,7 +172,7 @@ class MergedEstimator:
 
 
 def _sum_memory(parts: Sequence[Estimate], items: Sequence[Estimate], work: MergedWork) -> Figure | None:
-    """Return the memory of all models, including models without a request, less their shared weights."""
+    """Return the memory of all members, including those without a request, minus their shared weights."""
     memory_by_model = {estimate.workload.model: estimate.memory_bytes for estimate in (*items, *parts)}
     figures = [figure for figure in memory_by_model.values() if figure is not None]
     if len(figures) < len(memory_by_model):

@@ -77,7 +77,7 @@ def estimate_turn(ask: Ask, workload: Workload, neighbours: Sequence[Workload]) 
 
 
 def without_turn_mates(workload: Workload, neighbours: Sequence[Workload]) -> tuple[Workload, ...]:
-    """Return the neighbours that may run concurrently with the workload: all outside its turn group."""
+    """Return the neighbours that may run at the same time as the workload: all outside its turn group."""
     return tuple(neighbour for neighbour in neighbours if not workload.turns or neighbour.turns != workload.turns)
 
 
@@ -108,7 +108,7 @@ def list_firsts(turns: Sequence[int]) -> list[bool]:
 
 
 def cycles_ms(latencies_ms: Sequence[float], turns: Sequence[int]) -> tuple[float, ...]:
-    """Return the longest time from ready to done of each replica's batch: a full batch of each model of its worker."""
+    """Return the longest time of each replica's batch from ready to done: a full batch of every model of its worker."""
     return tuple(
         math.fsum(other for other, mate in zip(latencies_ms, turns, strict=True) if mate == number) if number else ms
         for ms, number in zip(latencies_ms, turns, strict=True)
@@ -119,11 +119,11 @@ def add_waits(replicas: Sequence[LoadedReplica]) -> tuple[BatchServer, ...]:
     """Return the replicas of a partition as queues of their own, with waits for turns as part of the batch times.
 
     A batch finds at most one batch of each other model: running, with the mean residual time E[S²]/2E[S], or waiting,
-    which gives the mean waits. The wait of a batch that waits at all is nearly exponential. A batch that was queued
-    behind another of its model waits longer, for the batches that came meanwhile, and, the more of the time there is
-    one, the more nearly for a full batch of each other model. These longest waits are those of all batches of a worker
-    with more work than time. Over workers of 2 to 41 models, busy for 37 to 90% of the time, the 99th percentiles are
-    0.88 to 1.26 of the simulated ones (`tests/rules/test_turns.py`).
+    which gives the mean waits. The wait of a batch that waits at all is nearly exponential. A batch queued behind
+    another of its model waits longer: for the batches that arrived meanwhile and, as such queueing becomes frequent,
+    nearly for a full batch of each other model. In an overloaded worker all batches wait that long. Over workers of 2
+    to 41 models, busy for 37 to 90% of the time, the 99th percentiles are 0.88 to 1.26 of the simulated ones
+    (`tests/rules/test_turns.py`).
     """
     members = _group_members(replicas)
     return tuple(
@@ -146,7 +146,7 @@ def _group_members(replicas: Sequence[LoadedReplica]) -> list[_Member | None]:
 
 
 class _Member:
-    """A model of a worker, and how many have its figures; its wait and usual batch are adapted step by step."""
+    """A model of a worker, and the number of equal ones; its wait and usual batch are found by iteration."""
 
     def __init__(self, replica: LoadedReplica, count: int) -> None:
         self.server, self.rate, self.count = replica.server, replica.rate_rps / 1000.0, count
@@ -160,12 +160,12 @@ class _Member:
         self.choose_size()
 
     def choose_size(self) -> None:
-        """Let a batch hold the requests that came during the batch before it, or a request that met no batch."""
+        """Set the batch size to the requests during the preceding batch, or to one request on an idle worker."""
         self.turn_ms, size = self._hold(self.rate * (self.wait_ms + self.turn_ms))
         self.busy = min(self.rate / size * self.turn_ms, self.turn_ms / (self.turn_ms + self.wait_ms))
 
     def _hold(self, arrivals: float) -> tuple[float, float]:
-        """Return the time and the size of a batch that follows one during which so many requests come on average."""
+        """Return the time and size of a batch after one during which ``arrivals`` requests arrive on average."""
         size = min(float(len(self.times_ms)), arrivals + math.exp(-arrivals))
         below = int(size)
         above_ms = self.times_ms[min(below, len(self.times_ms) - 1)]
@@ -173,15 +173,15 @@ class _Member:
 
     @property
     def backlog_ms(self) -> float:
-        """Mean time that other batches wait for this model's: for the running batch's end, and for the waiting one."""
+        """Mean time that other batches wait for this model: for its running batch, and for its waiting one."""
         return self.busy * (self.turn_ms * (1.0 + self.cv**2) / 2.0 + self.wait_ms)
 
     def add_since(self, cycle_ms: float) -> float:
-        """Return the mean time of the model's batch that comes within a cycle, 0 without a request."""
+        """Return the mean time of this model's batch that arrives within a cycle; 0 without requests."""
         return -math.expm1(-self.rate * cycle_ms) * self._hold(self.rate * cycle_ms)[0]
 
     def with_wait(self) -> BatchServer:
-        """Return the server with the wait in its times; the variation is that of the usual batch."""
+        """Return the server with its wait added to its times; the variation is that of the usual batch."""
         server, turn_ms = self.server, self.turn_ms / self.rested
         return replace(
             server,
@@ -193,7 +193,7 @@ class _Member:
 
 
 def _find_waits(kinds: Mapping[LoadedReplica, int]) -> list[tuple[LoadedReplica, _Member]]:
-    """Return the models of a worker, each kind once, with their mean waits and the waits' 99th percentiles."""
+    """Return the models of a worker, equal ones once, with the mean and 99th percentile of their waits."""
     members = [_Member(replica, count) for replica, count in kinds.items()]
     cycle_ms = math.fsum(member.count * member.full_ms for member in members)
     for member in members:
@@ -221,7 +221,7 @@ def _find_waits(kinds: Mapping[LoadedReplica, int]) -> list[tuple[LoadedReplica,
 
 
 def _find_queued_ms(member: _Member, members: Sequence[_Member]) -> float:
-    """Return the mean wait of a batch of a model that was queued behind another batch of it."""
+    """Return the mean wait of a batch that was queued behind another batch of the same model."""
     queued_ms = member.wait_ms
     for _ in range(_ROUNDS):
         before_ms, since_ms = queued_ms, member.turn_ms + queued_ms
@@ -235,9 +235,9 @@ def _find_queued_ms(member: _Member, members: Sequence[_Member]) -> float:
 
 
 def _join_variation(turn_ms: float, cv: float, wait_ms: float, late_ms: float) -> float:
-    """Return the coefficient of variation of the gamma law with the 99th percentile of a wait and a turn.
+    """Return the coefficient of variation of the gamma distribution with the 99th percentile of wait plus batch.
 
-    The percentile of a gamma law: Wilson and Hilferty, PNAS 17, 1931.
+    The percentile of a gamma distribution: Wilson and Hilferty, PNAS 17, 1931.
     """
     mean_ms = turn_ms + wait_ms
     late = (turn_ms + math.hypot(_NORMAL_P99 * cv * turn_ms, late_ms)) / mean_ms

@@ -42,7 +42,7 @@ _SHORT = 16
 
 
 def find_mixed_output(path: Path) -> str | None:
-    """Return the reason why requests must not share a batch; None: they may share it, or unknown.
+    """Return the reason why requests must not share a batch; None if they may, or if this is unknown.
 
     The reason is the name of an output that mixes items, or ``"input NAME"`` or ``"output NAME"`` of a tensor whose
     first dimension is not the batch, so that it cannot be split by request. Raises `UnavailableError` when ONNX Runtime
@@ -83,7 +83,7 @@ def find_constant_output(path: Path) -> str | None:
 
 
 def _has_item_each(kind: TypeProto) -> bool:
-    """Return whether an output has a part for each item of a batch: a tensor, or a map per item, as ZipMap gives."""
+    """Return whether an output has an entry for each item of a batch: a tensor, or a map per item, as from ZipMap."""
     value_kind = kind.WhichOneof("value")
     return value_kind in (None, "tensor_type") or (
         value_kind == "sequence_type" and kind.sequence_type.elem_type.WhichOneof("value") == "map_type"
@@ -183,7 +183,7 @@ def _is_mixed(batched: Array, items: list[Array], quantised: bool) -> bool:
 
 
 def _axis(batched: tuple[int, ...], single: tuple[int, ...]) -> int | None:
-    """Return the single dimension twice as long for two items; None without such a dimension."""
+    """Return the only dimension that is twice as long for two items; None if there is no such dimension."""
     if len(batched) != len(single):
         return None
     longer = [axis for axis, (a, b) in enumerate(zip(batched, single, strict=True)) if a != b]
@@ -215,11 +215,11 @@ class BatchVerdicts:
         self._unsaved: set[str] = set()
 
     def mixed_output(self, sha256: str | None) -> str | None:
-        """Return the stored result of `gpuprof.runtime.batch_items.find_mixed_output`; None, too, if unknown."""
+        """Return the stored result of `gpuprof.runtime.batch_items.find_mixed_output`; also None if unknown."""
         return self._known[sha256] if sha256 and self._is_known(sha256) else None
 
     def judge(self, path: Path, sha256: str) -> str | None:
-        """Return the same result, running the model if necessary; None, too, if the model cannot be run here.
+        """Return the same, running the model if necessary; also None if the model cannot be run here.
 
         Raises `CrashError` if the model ends the process that runs it.
         """
@@ -259,7 +259,7 @@ class BatchVerdicts:
 
 
 def describe_mixing(model: str, output: str) -> str:
-    """Return the reason found by `find_mixed_output` why requests for a model do not share a batch."""
+    """Return the reason, found by `find_mixed_output`, why requests for a model cannot share a batch."""
     if output.startswith(("input ", "output ")):
         return (
             f"{model} cannot have several requests in one batch: the first dimension alone of its {output} must be "

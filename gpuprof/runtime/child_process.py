@@ -35,11 +35,11 @@ PATIENCE_S = 600.0
 
 
 class DiedError(UnavailableError):
-    """A process died in the middle of a task."""
+    """A child process ended in the middle of a task."""
 
 
 class CrashError(InputError):
-    """A model ends the process that runs it."""
+    """A model crashed the process that runs it."""
 
 
 class ChildProcess:
@@ -93,7 +93,7 @@ class ChildProcess:
             self._connection.send((task, arguments, options))
 
     def receive(self, within_s: float = PATIENCE_S) -> Any:
-        """Return the result of the task begun.
+        """Return the result of the task started by `send`.
 
         Raises the task's own `GpuprofError`, `DiedError` when the process died, or `UnavailableError` when it was
         silent for ``within_s`` seconds; it is ended then.
@@ -117,7 +117,7 @@ class ChildProcess:
         return self.receive()
 
     def stop(self) -> None:
-        """Tell a task that runs until it is stopped to return."""
+        """Make a task that runs until stopped return."""
         with suppress(BrokenPipeError, ConnectionResetError):
             self._connection.send(None)
 

@@ -130,7 +130,7 @@ def _verify_equivalence(file: OnnxFile, free: Path, rewrite: BatchRewrite) -> No
     floor = QUANTISED_TOLERANCE if is_rounding else 0.0
 
     def compare(session: Any, samples: dict[str, Array], outputs: list[Array], blocks: int, location: str) -> None:
-        """Compare the outputs of a batch with the outputs of a session for each of its equal blocks alone."""
+        """Compare the outputs of a batch with those of a session that runs each of its equal blocks separately."""
         for i in range(blocks):
             part = {name: _take_block(value, rewrite.places.get(name), i, blocks) for name, value in samples.items()}
             for name, actual, output in zip(names, session.run(names, part), outputs, strict=True):
@@ -154,7 +154,7 @@ def _verify_equivalence(file: OnnxFile, free: Path, rewrite: BatchRewrite) -> No
 
 
 def _take_block(value: Array, place: BatchAxis | None, i: int, blocks: int) -> Array:
-    """Return the i-th of ``blocks`` equal parts of the batch, shaped as in a run of this part alone."""
+    """Return the i-th of ``blocks`` equal parts of the batch, shaped as if only this part had been run."""
     if place is None:
         return value
     before, size, after = value.shape[: place.axis], value.shape[place.axis], value.shape[place.axis + 1 :]

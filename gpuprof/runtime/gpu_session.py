@@ -1,6 +1,6 @@
 """Runs models on a GPU through ONNX Runtime, in the same way for `gpuprof profile` and `gpuprof serve`.
 
-A batch is gathered in pinned memory, copied to device tensors that stay, run as a CUDA graph, and its outputs are
+A batch is gathered in pinned memory, copied to persistent device tensors, run as a CUDA graph, and its outputs are
 copied back through pinned memory. Convolutions run in channels-last layout, with biases fused. Which of these options
 work depends on the model, the GPU and the build of ONNX Runtime, so `open_on_gpu` tries them on the model itself: an
 option is kept if its answers equal those of a plain session. The reason against each refused option is kept, too.
@@ -67,7 +67,7 @@ _NUMPY_TYPES = frozenset(
 
 
 class GpuChoice(StrEnum):
-    """Values of the environment variable ``GPUPROF_GPU_OPTIONS``."""
+    """Values of ``GPUPROF_GPU_OPTIONS``: which session options are tried."""
 
     AUTO = "auto"  #: All options that work.
     PLAIN = "plain"  #: None of them.
@@ -156,7 +156,7 @@ class PinnedMemory:
 
 @dataclass(slots=True)
 class StagedBatch:
-    """A batch on the host, ready for `GpuSession.run_staged`."""
+    """A batch in host memory, ready for `GpuSession.run_staged`."""
 
     feeds: Feeds  #: Padded arrays, in pinned memory if staged there.
     rows: int | None  #: Number of requested rows of a padded batch; None: all.
@@ -289,7 +289,7 @@ class GpuSession:
         return self._session(None if self._batch is None else min(len(array) for array in feeds.values()))
 
     def _run_unbound(self, feeds: Feeds) -> dict[str, Array]:
-        """Run without device tensors that stay, and without a graph."""
+        """Run without persistent device tensors and without a graph."""
         import numpy as np
         import onnxruntime as ort
 
@@ -356,7 +356,7 @@ class GpuSession:
 
 
 def rows_of(feeds: Feeds) -> int | None:
-    """Return the first dimension of all inputs, which is their batch; None: they have no common one."""
+    """Return the first dimension of all inputs, their batch; None if they differ."""
     sizes = {array.shape[:1] for array in feeds.values()}
     return next(iter(sizes))[0] if len(sizes) == 1 and sizes != {()} else None
 
@@ -366,7 +366,7 @@ def _shapes(feeds: Feeds) -> _Shapes:
 
 
 def is_bindable(session: Any) -> bool:
-    """Return whether all inputs and outputs are tensors of types that NumPy has: others cannot be bound."""
+    """Return whether all inputs and outputs are tensors of types that NumPy has, so that they can be bound."""
     return all(tensor.type in _NUMPY_TYPES for tensor in (*session.get_inputs(), *session.get_outputs()))
 
 
@@ -403,7 +403,7 @@ def open_on_gpu(
     memory: HostMemory | None = None,
     device: str = "cuda",
 ) -> GpuSession:
-    """Open a model with the first options that prove right for it on this machine.
+    """Open a model with the first options that give correct outputs on this machine.
 
     The result's ``remarks`` name the refused options, and why. Raises `InputError` or `UnavailableError` when the
     model does not run in a plain session.
@@ -460,7 +460,7 @@ def read_choice() -> GpuChoice:
 
 
 class _Trial:
-    """Answers and time of a plain session, against which others are held."""
+    """Outputs and time of a plain session, with which other sessions are compared."""
 
     def __init__(self, plain: GpuSession, feeds: Feeds, batch: int | None) -> None:
         self._feeds = [feeds, {name: _reverse(array) for name, array in feeds.items()}]
@@ -470,7 +470,7 @@ class _Trial:
         self._best_s = self._time(plain, batch)
 
     def find_fault(self, session: GpuSession) -> str | None:
-        """Return the reason against a session; None: its answers are right, and it is not slower."""
+        """Return the reason to refuse a session; None if its outputs are right and it is not slower."""
         if self._differs:
             return self._differs
         sizes = self._list_sizes(session.options.padding)
@@ -499,20 +499,20 @@ class _Trial:
         return f"a full batch takes {best_s * 1e3:.3g} ms, plainly {self._best_s * 1e3:.3g} ms" if is_slower else None
 
     def _list_sizes(self, padding: Padding) -> Sequence[int | None]:
-        """Return the sizes to try, the largest first; without padding, and so without plans by shape, the largest."""
+        """Return the sizes to try, largest first; without padding only the largest, since no plans depend on shapes."""
         if self._batch is None or padding is Padding.NONE:
             return [self._batch]
         rows = range(1, self._batch + 1)
         return sorted({padded_size(number, self._batch, padding) for number in rows}, reverse=True)
 
     def _part(self, arrays: Feeds, rows: int | None) -> dict[str, Array]:
-        """Return the first rows; outputs without a row for each item are left out for smaller batches."""
+        """Return the first rows; for smaller batches without outputs that lack a row for each item."""
         if rows is None or rows == self._batch:
             return dict(arrays)
         return {name: array[:rows] for name, array in arrays.items() if array.ndim and len(array) == self._batch}
 
     def _time(self, session: GpuSession, rows: int | None, before: int | None = None) -> float:
-        """Return the least time of a batch of ``rows``, each after a batch of ``before``, in seconds."""
+        """Return the least time in seconds of a batch of ``rows``, each run after a batch of ``before``."""
         feeds = self._part(self._feeds[0], rows)
         times = []
         for _ in range(_TIMED_RUNS):
@@ -525,5 +525,5 @@ class _Trial:
 
 
 def _reverse(array: Array) -> Array:
-    """Return other inputs of the same values, which are therefore valid for the model, too."""
+    """Return different inputs with the same values, which are therefore valid for the model."""
     return array[..., ::-1].copy() if array.ndim else array

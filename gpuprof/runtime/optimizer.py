@@ -47,7 +47,7 @@ def executed_nodes(path: Path) -> tuple[ExecutedNode, ...] | None:
 
 
 def find_refusal(path: Path, on_gpu: bool) -> InputError | None:
-    """Return the reason why a file cannot be served with ONNX Runtime; None where it can, or it cannot be asked here.
+    """Return why ONNX Runtime cannot serve a file; None if it can, or if this cannot be tested here.
 
     Models of more than 2 GiB are not loaded. ``on_gpu``: the file is meant for a GPU, so that an op without an
     implementation for a CPU is no reason, unless its opset is older than ONNX Runtime's kernels.

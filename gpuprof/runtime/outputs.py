@@ -44,7 +44,7 @@ def to_texts(value: object) -> Array:
 
 
 def to_numbers(value: object) -> Array:
-    """Return an output as a single array for comparison: maps of equal keys become rows of values in key order."""
+    """Return an output as one array for comparison: maps with equal keys become rows of values in key order."""
     import numpy as np
 
     if not isinstance(value, list | dict):

@@ -57,7 +57,7 @@ _OPENED_BY_LOADER = re.compile(r"^(?P<library>lib\S+): cannot open shared object
 
 
 def has_code(compute_capability: str) -> bool:
-    """Return whether ONNX Runtime for GPUs has code for a GPU: for an earlier GPU of its generation, or PTX.
+    """Return whether ONNX Runtime has code for a GPU: for a GPU of its generation no newer than it, or PTX.
 
     Of a build that is not installed, the wheels are assumed.
     """
@@ -75,7 +75,7 @@ def _read_wheels() -> frozenset[tuple[int, int]]:
 
 @cache
 def read_code(library: Path) -> frozenset[tuple[int, int]]:
-    """Return kind and compute capability, such as 75, of the code for GPUs in a library."""
+    """Return the kind (machine code or PTX) and compute capability, such as 75, of all GPU code in a library."""
     code = set()
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         start = data.find(_FAT_BINARY)

@@ -28,7 +28,7 @@ SESSION_CONFIG = {"session.intra_op.allow_spinning": "0", "session.inter_op.allo
 
 
 def session_settings(threads: int, provider: str = ORT_CPU) -> dict[str, object]:
-    """Return everything that decides how a session runs, for the provenance of a measurement."""
+    """Return all settings that determine how a session runs, for the provenance of a measurement."""
     return {
         "provider": provider,
         "intra_op_threads": threads,

@@ -82,7 +82,7 @@ class LocalEngine(Engine):
         self._process: SupervisedProcess | None = None
 
     async def machine(self, node: str) -> MachineLink:
-        """Return this machine; its process is started at the first use.
+        """Return this machine; its process starts on first use.
 
         Raises `UnavailableError` when no process can be started.
         """
@@ -207,7 +207,7 @@ class RayEngine(Engine):
             )
 
     async def _keep(self, node: str, order: str) -> None:
-        """Place a machine, and again when it ended although Ray restarts its actor, until the engine closes."""
+        """Place a machine process, and again whenever its actor ends, until the engine closes."""
         options = {"num_cpus": 0, "resources": {_RESOURCE + node: 1}, "max_restarts": -1, "max_task_retries": -1}
         while True:
             actor = self._ray.remote(**options)(RayMachine).remote()

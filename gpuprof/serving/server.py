@@ -89,7 +89,7 @@ class Front:
         self.http_port = self._listener.sockets[0].getsockname()[1]
 
     async def start(self) -> str:
-        """Let clients in; return the addresses.
+        """Start accepting clients; return the addresses.
 
         Raises `UnavailableError` when the edge does not start.
         """
@@ -119,7 +119,7 @@ class Front:
         return " and ".join(addresses)
 
     async def watch(self, now: float) -> None:
-        """Close stalled and idle connections; called now and then with the monotonic time."""
+        """Close stalled and idle connections; called periodically with the monotonic time."""
         for connection in list(self._api.connections):
             connection.watch(now, self._settings.stall_s, self._settings.idle_s)
         if self._streams is not None:
@@ -177,7 +177,7 @@ class Front:
         return path
 
     def _stop_listening(self) -> None:
-        """Stop listening; connections already accepted by the kernel are served, not reset."""
+        """Stop listening; connections that the kernel has already accepted are served, not reset."""
         listener, self._listener = self._listener, None
         if listener is None:
             return
@@ -304,7 +304,7 @@ class Server:
         return asdict(move)
 
     async def _follow_machines(self) -> None:
-        """Plan the same map again after a machine was replaced: the new machine may have other cores and GPUs."""
+        """Plan the same map again after a machine was replaced, because the new one may have other cores and GPUs."""
         try:
             move = await self._move(self._source)
         except GpuprofError as error:
@@ -313,7 +313,7 @@ class Server:
             LOGGER.info("moved to other machines", extra=asdict(move))
 
     async def _move(self, source: MapSource) -> PlanChange:
-        """Plan the workers of a map on the present machines, and change to them."""
+        """Plan the workers of a map on the current machines, and change to them."""
         parts = await self._engine.parts(self._planner.nodes(source))
         plan = await asyncio.to_thread(self._planner.plan, source, parts)
         move = await self._worker_fleet.move(source.deployment, plan)

@@ -24,7 +24,7 @@ from gpuprof.simulator.state import NS_PER_MS, ClusterArrays, Ints
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A time at which some replicas begin to take requests, and others only finish the requests they have."""
+    """A time at which some replicas start accepting requests, and others stop accepting and finish theirs."""
 
     at_s: float
     #: ``begin``, ``end``: Positions in `places_of` the map.

@@ -173,7 +173,7 @@ def _share(total: int, parts: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """Replicas that begin or cease to take requests at ``time``; failing replicas do not finish their requests."""
+    """Replicas that start or stop accepting requests at ``time``; failing replicas do not finish their requests."""
 
     time: int
     alive: int

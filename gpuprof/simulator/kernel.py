@@ -92,7 +92,7 @@ def run_compiled(cluster: ClusterArrays, state: State, tally: Tally, until: int)
 
 
 def _handle_arrival(cluster: ClusterArrays, state: State, tally: Tally, model: int, now: int) -> int:
-    """Handle the arrival of a request; return its place if it reaches the replicas at once, else -1."""
+    """Handle the arrival of a request; return its place if it reaches the replicas without network delay, else -1."""
     if cluster.host_event[0] > 0:
         run_host_work(cluster, state, 1)  # runs first, so as not to disturb the batch started by this request
     position = state.store_position[model] + 1
@@ -125,7 +125,7 @@ def _handle_arrival(cluster: ClusterArrays, state: State, tally: Tally, model: i
 
 
 def _await_replicas(state: State, model: int, place: int) -> None:
-    """Let a request join the replicas when its time on the network is over."""
+    """Schedule a request to reach the replicas after its network delay."""
     # Requests of a model join in order of arrival, so the calendar holds only the first of them and stays as short as
     # the number of models.
     state.next[place] = -1
@@ -138,7 +138,7 @@ def _await_replicas(state: State, model: int, place: int) -> None:
 
 
 def _pass_on(cluster: ClusterArrays, state: State, tally: Tally, model: int, place: int, now: int) -> None:
-    """Send the answer of a chain's step to its next step, ``model``, as the client does."""
+    """Send the output of a chain's step to the next step, ``model``, as the client does."""
     record_arrival(tally, model, now)
     state.losses[place] = 0
     state.arrived[place] = now
@@ -318,7 +318,7 @@ def _take_batch(state: State, replica: int, process: int, size: int) -> None:
 
 
 def _forget_holding(state: State, process: int, size: int, mean_ms: float, now: int) -> None:
-    """Restart the expected times of a held batch's requests at its start."""
+    """Reset the expected times of the requests of a batch that waited to be filled, at the batch's start."""
     place = state.flight[process]
     while place >= 0:
         waited_ms = (now - state.arrived[place]) * MS
@@ -328,7 +328,7 @@ def _forget_holding(state: State, process: int, size: int, mean_ms: float, now: 
 
 
 def _draw_time_factor(cluster: ClusterArrays, state: State, replica: int, rested: bool) -> float:
-    """Return the time of the next batch over its mean; a process at rest has cold caches."""
+    """Return the ratio of the next batch's time to its mean; a rested process has cold caches."""
     factor: float = cluster.pause_factor[replica] if rested else 1.0
     if cluster.cv[replica] > 0.0 or cluster.pause_cv[replica] > 0.0:
         position = state.factor_position[replica]

@@ -25,7 +25,7 @@ Scheduler = Callable[[Mapping[str, float]], DeploymentMap | None]
 
 @dataclass(frozen=True, slots=True)
 class MoveCosts:
-    """Times of a change in seconds: loading a model into a new process, and changing a GPU's MIG layout."""
+    """Duration in seconds of loading a model into a new process, and of changing a GPU's MIG layout."""
 
     load_s: float = 5.0
     mig_s: float = 10.0
@@ -43,7 +43,7 @@ class Timetable:
 
 @dataclass(frozen=True, slots=True)
 class Autoscaling:
-    """The figures of a policy under a load (USHER, section 5.4)."""
+    """Cost and benefit of a policy that follows the load (USHER, section 5.4)."""
 
     policy: str
     #: ``maps``, ``started``: Number of successive maps, and of replicas started for them.

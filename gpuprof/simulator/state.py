@@ -286,7 +286,7 @@ def priority_of(code: int) -> int:
 
 
 def ident_of(code: int) -> int:
-    """Return the id in a code."""
+    """Return the id of the object in a code."""
     return code & ((1 << _ID_BITS) - 1)
 
 
@@ -354,7 +354,7 @@ def bins(bits: int) -> int:
 
 
 def edges_ns(bits: int) -> Counts:
-    """Return the lower ends of all bins and the upper end of the last: an ndarray of shape (bins + 1,)."""
+    """Return the lower edges of all bins and the upper edge of the last: an ndarray of shape (bins + 1,)."""
     half = 1 << (bits - 1)
     index = np.arange(bins(bits) + 1)
     shift = np.maximum(index // half - 1, 0)

@@ -64,7 +64,7 @@ class Trace:
         return {model: RecordedArrivals(times, self.duration_s) for model, times in self.times.items() if len(times)}
 
     def join(self, names: Mapping[str, str]) -> Trace:
-        """Return the requests of several models as those of one: ``names`` gives each model's new name."""
+        """Return the trace with models renamed by ``names``; models with the same new name are joined."""
         times_by_name: dict[str, list[Times]] = {}
         for model, times in self.times.items():
             times_by_name.setdefault(names.get(model, model), []).append(times)

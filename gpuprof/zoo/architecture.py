@@ -1,4 +1,4 @@
-"""The architectures of the zoo: name, origin, size, inputs, and extra needed for building."""
+"""The architectures of the zoo: name, origin, size, inputs, and the extra needed to build them."""
 
 from __future__ import annotations
 

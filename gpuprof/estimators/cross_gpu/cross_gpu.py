@@ -100,7 +100,7 @@ def excess_of(op_types: tuple[str, ...]) -> Array:
 
 
 def name_unlike(op_types: Sequence[str], excess: float) -> tuple[str, ...]:
-    """Return the op types unlike any measured type where they may be a tenth of a model's time, sorted.
+    """Return the op types unlike any measured type that may take a tenth of a model's time, sorted.
 
     ``excess``: mean of `excess_of` over the time of the model.
     """
@@ -127,7 +127,7 @@ class TimeParts:
 
 @dataclass(frozen=True, slots=True)
 class ErrorScales:
-    """Errors on GPUs left out, all logarithms of factors or multiples of such."""
+    """Errors on held-out GPUs, as logarithms of factors, and factors that multiply them."""
 
     ops: Mapping[str, float]  #: `name_kinds` → scale.
     op_factors: Mapping[str, float]  #: `generation_of` → scales that hold nine of ten ops.
@@ -151,7 +151,7 @@ class ErrorScales:
         return np.array([self.ops.get(str(name), most) for name in names], dtype=float)[place.reshape(-1)]
 
     def mean_scale(self, by_kind: Mapping[str, float]) -> float:
-        """Return the scale of a model's kernels, each kind by its part of the time."""
+        """Return the mean scale of a model's kernels, weighted by each kind's fraction of the time."""
         total = sum(by_kind.values())
         if total <= 0.0:
             return median(self.ops.values()) if self.ops else 1.0
@@ -163,9 +163,9 @@ class ErrorScales:
     ) -> float:
         """Return the factor f so that [t / f, t f] holds the time of a model nine of ten times.
 
-        ``is_compared``: whether such estimates were held against measurements; else, and where no factor was fitted to
-        the kind, the errors of ops are not assumed to cancel. Hosts differ by `host`; the time of a host whose launches
-        were named is as sure as that of the kernels.
+        ``is_compared``: whether such estimates were compared with measurements; else, and where no factor was fitted to
+        the kind, the errors of ops are not assumed to cancel. Hosts differ by `host`; with a given launch time, the
+        host's time is as certain as the kernels'.
         """
         factor = self.model_factors.get(kind + generation, self.model_factors[ANY_MODEL + generation])
         is_fitted = any(kind + suffix in self.model_factors for suffix in ("", _OLD))
@@ -192,7 +192,7 @@ def list_compared_boards(runtime: LaunchMode, precision: str, kind: str) -> froz
 
 
 def describe_evidence(boards: frozenset[str], board: str) -> str | None:
-    """Return in words that nothing was compared on a board, or on none; None where it was."""
+    """Return a remark that estimates were never compared on a board, or on any; None where they were."""
     if board in boards:
         return None
     return f"{NEVER_COMPARED} on this board" if boards else NEVER_COMPARED
@@ -269,7 +269,7 @@ class CrossGpuModel:
         }
 
     def board_seconds(self, kernels: KernelsByBatch, batches: Sequence[int], device: Device) -> Figure:
-        """Return the least device seconds per batch item on the whole board, host and copies hidden.
+        """Return a lower bound of device seconds per batch item on the whole board, with host time and copies hidden.
 
         Processes that share the board have a throughput of at most its reciprocal. Raises `InputError` as `latency`
         does.
@@ -286,7 +286,7 @@ class CrossGpuModel:
         return Figure(value, SOURCE, low, high)
 
     def time_parts(self, kernels: KernelList, rates: DeviceRates, runtime: LaunchMode) -> TimeParts:
-        """Return the parts of a model's time: sequential kernels, and the host, of which the longer counts."""
+        """Return the parts of a model's time: kernels in sequence, and the host; the longer determines the time."""
         times, kinds = self.kernel_times(kernels.ops, rates), name_kinds(kernels.ops, rates.tensor)
         return _sum_kernels(kernels, times, kinds, host_seconds(kernels, runtime))
 
@@ -425,8 +425,8 @@ MOST_BATCH = 256
 class LatencyGrid:
     """Times of one model on one device, monotonic: never falling with the batch, never rising with the share.
 
-    The regressors of small kernels are step functions, so that raw times here and there fall by some percent: on half
-    of a V100 by 15%. A time is at least that of every smaller batch under every larger share, among `TENTHS`.
+    The regressors of small kernels are step functions, so raw times of larger batches are sometimes shorter, on half of
+    a V100 by 15%. A time is at least that of every smaller batch under every larger share, among `TENTHS`.
 
     Parameters
     ----------
@@ -476,7 +476,7 @@ class LatencyGrid:
         return [self._answers[share, batch] for batch in batches]
 
     def board_seconds(self) -> Figure:
-        """Return the least time of the whole board per item of a batch, in seconds, with its interval.
+        """Return a lower bound of the whole board's time per batch item, in seconds, with its interval.
 
         Raises `InputError` as `at` does.
         """
@@ -487,9 +487,9 @@ class LatencyGrid:
         return self._board
 
     def _conserve_work(self, share: Share, batch: int, figure: Figure) -> Figure:
-        """Return the batch time of a share of a busy board, or of a MIG instance, whose SMs and memory are apart.
+        """Return the batch time of a share of a busy board, or of a MIG instance, which has its own SMs and memory.
 
-        It is at least the least time in which the whole board does as many requests, divided by the share's fraction.
+        It is at least the board's least time for this batch, divided by the share's fraction.
         """
         if share.is_whole or not (self._busy or share.mig):
             return figure
@@ -502,7 +502,7 @@ class LatencyGrid:
         return self._kernels.list_grid(batch) if batch > 1 else ()
 
     def _raise(self, share: Share, batch: int) -> Figure:
-        """Return the time of a batch of the grid, with its interval in proportion where it is raised."""
+        """Return the time of a batch of the grid, raised to be monotonic, its interval in proportion."""
         if (share, batch) not in self._raised:
             raw, smaller = self._raw[share][batch], self._list_smaller(batch)
             shares = (share, *_list_larger(share))
@@ -526,7 +526,7 @@ class LatencyGrid:
 
 
 def _list_larger(share: Share) -> list[Share]:
-    """Return larger parts of the same instance or device, and of an instance the whole device."""
+    """Return the larger shares of the same instance or device, and for an instance also the whole device."""
     larger = [Share(part, share.mig) for part in TENTHS if part > share.sm_pct]
     return larger if share.mig is None else [*larger, Share()]
 

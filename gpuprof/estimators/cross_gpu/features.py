@@ -1,4 +1,4 @@
-"""Rates of GPUs, ops as rows of numbers, their bounds, and the features that decide their times beyond the bounds.
+"""Rates of GPUs, ops as rows of numbers, bounds of their times, and features that explain the excess over the bounds.
 
 No feature identifies a GPU: waves are tiles over SMs, traffic is in units of the L2 cache, arithmetic in units of the
 traffic's time. So a regressor learned on some GPUs generalises to GPUs with more SMs. Times are
@@ -89,13 +89,13 @@ def rates_of(device: Device, precision: str, share: Share | None = None, *, busy
     """Return the rates of ``share`` of ``device`` for products in ``precision``.
 
     The clock is that of a board with all SMs at work, whatever the share. In MLPerf v2.0 a slice of an A100 with six
-    idle neighbours did 1.02 to 1.05 times its part of the whole board's work.
+    idle neighbours had 1.02 to 1.05 times its part of the whole board's throughput.
 
     Parameters
     ----------
     busy : bool
         Whether the neighbours work, so that the share gets its part of the DRAM bandwidth and of the L2 cache. Alone on
-        the board it reaches for more of both.
+        the board it can use more of both.
 
     Raises
     ------
@@ -130,7 +130,7 @@ def rates_of(device: Device, precision: str, share: Share | None = None, *, busy
 
 
 def smallest_kernel_s(clock_mhz: float = 0.0) -> float:
-    """Return the seconds of the smallest kernel; ``clock_mhz``: 0 where unknown."""
+    """Return the time in seconds of the smallest kernel; ``clock_mhz``: 0 if unknown."""
     return constant("sm", "kernel_cycles") / (clock_mhz or _CLOCK_MHZ) / 1e6
 
 
@@ -175,7 +175,7 @@ def resolve_precision(device: Device, precision: str) -> str:
 
 
 def _drawn_part(device: Device) -> float:
-    """Return the part of its peak bandwidth that a GPU achieves in long ops."""
+    """Return the fraction of its peak bandwidth that a GPU achieves in long ops."""
     kind = (device.dram_type or "").rstrip("23456789xe")  # "hbm2e" is a kind of "hbm", "gddr6x" one of "gddr"
     if kind == "hbm" and float(device.compute_capability or VOLTA) < VOLTA:
         kind = "hbm_before_volta"
@@ -194,7 +194,7 @@ FAMILIES = ("matmul", "conv", "elementwise", "norm", "softmax", "attention", "mo
 
 @dataclass(frozen=True, slots=True)
 class OpTable:
-    """N ops."""
+    """Features of N ops, as columns of shape (N,)."""
 
     family: NDArray[np.int64]  #: Shape (N,). Positions in `FAMILIES`.
     #: ``b``, ``m``, ``n``, ``k``: Shape (N,). Products: number, rows, columns and depth of each; convolutions: their
@@ -264,7 +264,7 @@ REGRESSORS = ("matmul_cores", "matmul_tensor", "conv_cores", "elementwise", "nor
 
 @dataclass(frozen=True, slots=True)
 class OpBounds:
-    """Least times of N ops in seconds."""
+    """Lower bounds of the times of N ops, in seconds."""
 
     #: Shape (N,). Arithmetic at the rate under the power limit, or traffic at the achieved bandwidth.
     expected_s: Array
@@ -312,10 +312,10 @@ def bound_times(
 
 
 def weight_seconds(ops: OpTable, rates: DeviceRates) -> Array:
-    """Return the least seconds of products on tensor cores in a model, whose weights the L2 cache never holds.
+    """Return a lower bound in seconds of products on tensor cores in a model, whose weights are never in the L2 cache.
 
-    While the weights arrive, a kernel computes and waits as it does with weights in the cache, so that the longer of
-    both times counts: L4 and L40S, with much cache and little bandwidth, in BERT by TensorRT at batch 1 (bench.ledger).
+    Loading of weights overlaps with computation, so the longer of both times counts. It matters on L4 and L40S, with
+    much cache and little bandwidth: BERT by TensorRT at batch 1 (bench.ledger).
     """
     if not rates.tensor:
         return np.zeros(len(ops))
@@ -330,7 +330,7 @@ def block_seconds(ops: OpTable, rates: DeviceRates) -> Array:
 
 
 def _draw_seconds(ops: OpTable, rates: DeviceRates, weight_sets: float) -> Array:
-    """Return the seconds of the traffic; on tensor cores, traffic still held in the L2 cache is cheaper."""
+    """Return the seconds of the memory traffic; on tensor cores, traffic still in the L2 cache is faster."""
     per_byte = 1.0 / (rates.bytes_per_s * rates.drawn)
     if not rates.tensor:
         return np.asarray(ops.bytes_moved * per_byte)
@@ -501,7 +501,7 @@ class CostModel:
     forests: Mapping[str, Forest]  #: `REGRESSORS` → trees.
 
     def kernel_times(self, ops: OpTable, rates: DeviceRates, bounds: OpBounds | None = None) -> Array:
-        """Return the GPU seconds of each op without its launch, at least its hard bound.
+        """Return the GPU seconds of each op without its launch, at least its physical bound.
 
         ``bounds``: those of a measurement; by default those of ops of a model, at the power limit.
 
@@ -526,7 +526,7 @@ class CostModel:
 
 
 def _add_convolving(ops: OpTable, seconds: Array) -> Array:
-    """Return ``seconds`` of products with the extra time of convolutions on tensor cores added; other ops unchanged."""
+    """Return ``seconds`` with the extra time of convolutions on tensor cores added; other ops are unchanged."""
     conv = ops.family == FAMILIES.index("conv")
     odd = conv & (ops.b > 1.0) & (np.log2(ops.n) % 1.0 > 0.0)
     slower = np.where(odd, constant("sm", "odd_groups"), 1.0)

@@ -239,7 +239,7 @@ class _Walk:
         return _attention_columns(batch * heads, batch * key_heads, queries, keys, size, self._width, causal=causal)
 
     def _projected_attention(self, op: Op) -> _Row:
-        """Return the self-attention of ONNX Runtime's own Attention."""
+        """Return the attention itself in ONNX Runtime's own Attention op, after the projection."""
         batch, queries, _ = op.inputs[0].shape
         heads = int(op.attributes.get("num_heads", 1))  # type: ignore[call-overload]
         size = max(1, op.outputs[0].shape[-1] // heads)
@@ -320,7 +320,7 @@ class _Walk:
         return {"read_bytes": self._bytes(tensor), **self._measure_output(tensor), **slow}
 
     def _recurrent(self, op: Op) -> Iterable[tuple[_Row, int]]:
-        """Yield the product for the inputs of all steps, and a step."""
+        """Yield the product for the inputs of all time steps, and the product of a single step."""
         steps, batch, size = (*op.inputs[0].shape, 1, 1, 1)[:3]
         hidden = float(op.attributes.get("hidden_size", op.outputs[0].shape[-1]))  # type: ignore[arg-type]
         both = 2.0 if op.attributes.get("direction") == "bidirectional" else 1.0
@@ -359,7 +359,7 @@ class _Walk:
         return ("elementwise" if op.op_type in ELEMENTWISE else "movement"), row
 
     def _extra_bytes(self, place: int) -> float:
-        """Return the bytes read by the ops fused into a product, the product's result excluded."""
+        """Return the bytes read by the ops fused into a product, except the product's own result."""
         group = {place, *self._groups.members[place]}
         inputs = {
             t.name: t
@@ -388,21 +388,21 @@ def _is_broadcast(op: Op) -> bool:
 
 
 def _exchanges_last(op: Op) -> bool:
-    """Return whether a transposition exchanges the two last dimensions alone."""
+    """Return whether a transposition only swaps the last two dimensions."""
     order = op.attributes.get("perm")
     rank = len(op.outputs[0].shape)
     return isinstance(order, list | tuple) and list(order) == [*range(rank - 2), rank - 1, rank - 2]
 
 
 def _is_pointwise(op: Op) -> bool:
-    """Return whether a convolution is a product of matrices, in whichever order the channels are."""
+    """Return whether a convolution is a matrix product, in either order of channels."""
     weight = next((tensor for tensor in op.weights if len(tensor.shape) > 2), op.inputs[1])
     strides = op.attributes.get("strides", (1,)) or (1,)
     return prod(weight.shape[2:]) == 1 and all(int(stride) == 1 for stride in strides)  # type: ignore[attr-defined]
 
 
 def _list_of_shapes(ops: Sequence[Op]) -> frozenset[str]:
-    """Return the tensors computed from shapes alone: the host computes small ones."""
+    """Return the tensors computed from shapes alone; the host computes the small ones."""
     shape_tensors: set[str] = set()
     for op in ops:
         inputs = {tensor.name for tensor in op.inputs} - {tensor.name for tensor in op.weights}
@@ -449,7 +449,7 @@ _LINEAR_COLUMNS = tuple(field.name for field in fields(OpTable) if field.name !=
 
 
 class KernelsByBatch:
-    """The kernels of a model at any batch, from its graphs at two batches where all kernels are linear in the batch."""
+    """The kernels of a model at any batch; if all are linear in the batch, from its graphs at two batch sizes."""
 
     def __init__(
         self, graph_at: Callable[[int], ModelGraph], precision: str, runtime: LaunchMode, host_us: float | None = None
@@ -501,7 +501,7 @@ class KernelsByBatch:
         return ends if self.is_linear() or all(map(self._is_taken, ends)) else (batch,)
 
     def _list_steps(self, low: int) -> tuple[int, ...]:
-        """Return the predicted batches from a power of two to the next."""
+        """Return the batch sizes from a power of two to the next at which times are predicted."""
         return (low, low + low // 2, 2 * low) if self.is_linear() else (low, 2 * low)
 
     def host_seconds(self, batch: int) -> float:
@@ -575,9 +575,7 @@ def host_seconds(kernels: KernelList, runtime: LaunchMode, host_us: float | None
 
 
 def copy_seconds(kernels: KernelList, runtime: LaunchMode) -> float:
-    """Return the time of copying a batch's inputs to the device and its outputs back; 0 where both
-    stay on the device.
-    """
+    """Return the time of copying a batch's inputs to the device and its outputs back; 0 if both stay on the device."""
     if not runtime.is_onnxruntime or not kernels.count:
         return 0.0
     to_device, to_host = (constant("host.copy_bytes_per_s", name) for name in ("to_device", "to_host"))
@@ -588,9 +586,9 @@ def batch_seconds(kernels_s: float, host_s: float, kernels: KernelList, runtime:
     """Return the time of a batch from the times of its kernels and of the host.
 
     The host runs ahead of long kernels, and short kernels wait for the host, so the longer time determines the batch's.
-    ONNX Runtime's batches begin and end with synchronous copies; where both times are nearly equal, neither is hidden:
-    of 18 batches of four networks on an H200, with measured kernel times, the root of the sum of squares was
-    off by 7.7% in the median, the longer of both by 9.9% (``python -m bench.gpu.launches``).
+    ONNX Runtime's batches begin and end with synchronous copies; where both times are nearly equal, neither is hidden.
+    So the root of the sum of squares is used: for 18 batches of four networks on an H200, with measured kernel times,
+    its median error was 7.7%, that of the longer time 9.9% (``python -m bench.gpu.launches``).
     """
     if not runtime.is_onnxruntime:
         return max(kernels_s, host_s)

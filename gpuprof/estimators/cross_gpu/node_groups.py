@@ -1,4 +1,4 @@
-"""Groups nodes of a graph into kernels: biases, some activations and attention in every runtime, chains if fused."""
+"""Groups nodes of a graph into kernels: biases, some activations, attention, and in fusing runtimes whole chains."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class NormSearch:
         return [reader for reader in readers if self._ops[reader].op_type in kinds]
 
     def _read_by(self, place: int, kind: str) -> int | None:
-        """Return the first op of type ``kind`` that reads an output of ``place``."""
+        """Return the first op of type ``kind`` that reads an output of the node ``place``."""
         return next(iter(self._list_readers(place, (kind,))), None)
 
     def _makes_input(self, place: int, reader: int) -> bool:
@@ -170,7 +170,7 @@ class NodeGroups:
             self._inside |= self._list_strided(group[-2], last)
 
     def is_inside(self, place: int) -> bool:
-        """Return whether a node has no kernel of its own: another node's kernel does its work."""
+        """Return whether a node has no kernel of its own, because another node's kernel computes it."""
         return place in self._absorbed or place in self._inside
 
     def _anchor(self, place: int) -> int:
@@ -202,7 +202,7 @@ class NodeGroups:
                 self._absorbed[place] = before
 
     def _find_skip_norms(self) -> None:
-        """Tie to a normalisation a sum of two tensors without other readers, and a bias read by the sum alone."""
+        """Tie a sum of two tensors, read only by a normalisation, to it, together with a bias read only by the sum."""
         for place, op in enumerate(self._ops):
             if not op.inputs or (op.op_type not in NORMS and place not in self.norm_rows):
                 continue
@@ -236,7 +236,7 @@ class NodeGroups:
                 self._absorbed[reader] = place
 
     def _find_scales(self) -> None:
-        """Tie a scaling by a number to the product before it or, as its only reader, behind it."""
+        """Tie a multiplication by a number to the product before it or, as the product's only reader, behind it."""
         tied = self._absorbed.keys() | set(self._absorbed.values())
         for place, op in enumerate(self._ops):
             if place in tied or not self._scales(place):
@@ -285,8 +285,8 @@ class NodeGroups:
                 self._absorbed[place] = anchor
 
     def _find_activated_products(self) -> None:
-        """Tie an activation of several ops to the linear layer that it alone reads: the product's
-        kernel ends with it.
+        """Tie an activation of several ops to the linear layer whose only reader it is: the product's kernel computes
+        it.
         """
         for place, op in enumerate(self._ops):
             readers = [reader for tensor in op.outputs for reader in self.readers[tensor.name]]
@@ -318,7 +318,7 @@ class NodeGroups:
         return self._ops[place].op_type in ("Mul", "Div") and self._only_reader(place) == reader and place != reader
 
     def _find_chains(self) -> None:
-        """Tie element-wise ops to the preceding op as its only readers, and to a row-wise op as their only reader."""
+        """Tie element-wise ops to the op before them as its only readers, and to a row-wise op as their only reader."""
         members = Counter(self._anchor(place) for place in self._absorbed)
         for place, op in enumerate(self._ops):
             if op.op_type not in ELEMENTWISE or place in self._absorbed:

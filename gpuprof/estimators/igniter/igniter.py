@@ -135,7 +135,7 @@ def added_launch_ms(hardware: HardwareCoefficients, workloads: int) -> float:
 
 
 def clock_mhz(hardware: HardwareCoefficients, demand_w: float) -> float:
-    """Return the frequency under a demand for power (equation 9), at least a tenth of the highest."""
+    """Return the frequency at a power demand (equation 9), at least a tenth of the highest."""
     over = max(0.0, demand_w - hardware.max_power_w)
     return max(hardware.max_clock_mhz + hardware.alpha_f * over, 0.1 * hardware.max_clock_mhz)
 
@@ -190,12 +190,12 @@ class WorkloadProfile:
 def fit_hardware(profile: HardwareProfile) -> HardwareCoefficients:
     """Return the coefficients of the GPU.
 
-    A GPU whose frequency never fell was never at its limit, so that its behaviour beyond is unknown: alpha_f is then 0,
-    and predictions hold below the limit. Else the frequency falls in proportion to the demand above the limit. Demand
-    above the limit cannot be measured: it is the last demand below the limit plus, for each further copy, the average
-    demand added by a copy before. The scheduling delay is that at the highest frequency, as equation 4 divides it.
-    Raises `InputError` when the scheduling delay is known for too few numbers of copies to fit a line, or all but one
-    are at a reduced frequency.
+    If the frequency never fell, the GPU never reached its power limit, and alpha_f is unknown: it is 0, and predictions
+    hold only below the limit. Else the frequency falls in proportion to the demand above the limit. Demand above the
+    limit cannot be measured: it is the last demand below the limit plus, for each further copy, the average demand
+    added by a copy before. The scheduling delay is that at the highest frequency, as equation 4 divides it. Raises
+    `InputError` when the scheduling delay was measured for too few numbers of copies to fit a line, or at the highest
+    frequency for at most one.
     """
     power, clock = np.array(profile.power_w), np.array(profile.clock_mhz)
     delay = {count: launch_ms for count, launch_ms in enumerate(profile.launch_ms, 1) if launch_ms is not None}
@@ -330,7 +330,7 @@ def _fit_active(batch: Array, share: Array, active: Array) -> tuple[float, float
 
 
 def _line(x: Array, y: Sequence[float] | Array) -> tuple[float, float]:
-    """Fit a non-decreasing line; the mean with fewer than two points."""
+    """Return a fitted non-decreasing line; the mean for fewer than two points."""
     y = np.asarray(y)
     if len(x) < 2 or float(np.ptp(x)) == 0.0:
         return 0.0, float(y.mean()) if len(y) else 0.0
@@ -462,8 +462,8 @@ _IMPORTED = "import:igniter"
 class _MeasuredWorkload:
     """A workload alone or beside copies of itself, with all figures that iGniter needs.
 
-    Beside others ``dispatch_ms`` is None where the gap between launches is unknown: it is the unprofiled latency less
-    the recorded busy time, and the two differ by more than the gap on a crowded GPU.
+    Beside others ``dispatch_ms`` is None where the gap between launches is unknown: it is the unprofiled latency minus
+    the recorded busy time, whose errors exceed the gap on a crowded GPU.
     """
 
     latency_ms: float
@@ -528,7 +528,7 @@ def imported_profile(db: KernelDb, device: Device) -> tuple[HardwareProfile, dic
 
 
 def _read_pcie_bytes_per_ms(db: KernelDb, device: Device) -> float:
-    """Return the measured bandwidth of copies: the models' own copies, in timelines, before a benchmark's."""
+    """Return the measured PCIe bandwidth: of the models' own copies in timelines, otherwise of a benchmark."""
     rows = [row for row in read_records(db, DeviceRow, {"device": device.name}) if row.pcie_bytes_per_s]
     if not rows:
         raise InputError(f"the bandwidth between host and {device.name} was not measured", "gpuprof profile --igniter")
@@ -656,7 +656,7 @@ def _find_l2_pct(alone: _SoloMeasurement, rows: Sequence[_SoloMeasurement], pcie
 
 
 def _subtract_copies(measured: _MeasuredWorkload, copied: _SoloMeasurement, pcie: float) -> float:
-    """Return the time on the GPU: latency less the transfers."""
+    """Return the time on the GPU: the latency minus the transfers."""
     return measured.latency_ms - (copied.h2d_bytes + copied.d2h_bytes) / pcie
 
 

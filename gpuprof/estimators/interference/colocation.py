@@ -48,7 +48,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class RunningWorkload:
-    """Behaviour of a workload alone under its share; 0 for unmeasured figures."""
+    """Latency and resource use of a workload alone under its share; 0 for unmeasured figures."""
 
     model: str
     batch: int
@@ -294,8 +294,8 @@ def leave_out(
 ) -> list[LeftOutRow]:
     """Hold every unit out in turn, and predict all rows that belong to it.
 
-    A unit is skipped where no rows remain without it, or too few for a model in both roles. ``unit``: ``"model"``, as
-    victim and as neighbour, ``"victim"`` or ``"pair"``.
+    A unit is skipped if too few rows remain to fit a model. ``unit``: ``"model"`` (as victim or as neighbour),
+    ``"victim"`` or ``"pair"``.
     """
     units_of, rows = _UNITS[unit], []
     least = ENOUGH_ROWS if unit == "model" else 1
@@ -312,7 +312,7 @@ def leave_out(
 
 
 def is_sharing_all_sms(workload: Workload, beside: Sequence[Workload]) -> bool:
-    """Return whether all workloads have the same whole device or instance, without shares."""
+    """Return whether all workloads share the whole device or MIG instance without limits."""
     return bool(beside) and all(
         member.share.sm_pct == 100.0 and member.share.mig == workload.share.mig for member in (workload, *beside)
     )
@@ -347,7 +347,7 @@ _LABELLED = re.compile(r":\d+:[^:]*$")
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A measured co-location; l2 and dram are the workload's own, None where not measured."""
+    """A measured co-location; ``l2`` and ``dram`` are the victim's own utilisation, None where not measured."""
 
     label: str
     others: tuple[str, ...]
@@ -363,7 +363,7 @@ class Colocations:
     A workload measured beside the same neighbours has the measured slow-down. Any other has the prediction of its
     device's best model: the model with the least error on the rows of the table ``colocations``, each model held out in
     both roles (`rank_interference_models`), or iGniter's with the coefficients kept by ``gpuprof calibrate``. Without
-    either, the latency stays and its interval widens. Replicas without shares contend for SMs
+    either, the latency is unchanged and its interval widens. Replicas without shares contend for SMs
     (`slow_by_contention`), to which none of these models was fitted.
     """
 
@@ -475,7 +475,7 @@ class Colocations:
         return self._coefficients[device.name]
 
     def _find_running(self, device: Device, workload: Workload, row: _Row | None) -> RunningWorkload | None:
-        """Return a workload's behaviour alone at the time of the co-location's measurement."""
+        """Return the behaviour of a workload alone when the co-location was measured."""
         running = self._running(device, workload)
         if row is None:
             return running
@@ -517,7 +517,7 @@ def _slow_figure(alone: Figure, factor: float, source: str, low: float = 1.0, hi
 
 
 def _slow_by_unknown(alone: Figure) -> Figure:
-    """Return the latency beside neighbours of unknown effect."""
+    """Return the latency beside neighbours, with the wider interval of an unknown slow-down."""
     low = alone.value if alone.low is None else alone.low
     return Figure(alone.value, alone.source, low, alone.upper() * constant("published", "worst_neighbours"))
 

@@ -258,7 +258,7 @@ class LearnedModel:
         return times
 
     def memory_bytes(self, graph: ModelGraph) -> float:
-        """Return the peak memory. Raises `InputError` where no memory was measured."""
+        """Return the peak memory in bytes. Raises `InputError` where no memory was measured."""
         if self.memory is None:
             raise InputError(f"no memory was measured on {self.device.name}", "gpuprof profile, then gpuprof train")
         return self.memory.peak_bytes(graph)
@@ -350,7 +350,7 @@ def _list_residuals(model: LearnedModel, cases: Sequence[ModelCase]) -> dict[str
 
 @dataclass(frozen=True, slots=True)
 class _Execution:
-    """Ops executed by themselves, their facts, and keys of distinct ops."""
+    """Executed ops, their facts, and keys that identify equal ops."""
 
     positions: tuple[int, ...]
     facts: tuple[OpFacts, ...]
@@ -361,7 +361,7 @@ _EXECUTIONS: dict[tuple[str, int, str], _Execution] = {}
 
 
 def _execution(graph: ModelGraph) -> _Execution:
-    """Return the executed ops of a graph, cached: querying and hashing take longer than predicting."""
+    """Return the executed ops of a graph; cached, because finding and hashing them takes longer than predicting."""
     key = (graph.sha256, graph.batch, graph.path)
     execution = _EXECUTIONS.get(key)
     if execution is None:

@@ -47,7 +47,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class OpFacts:
-    """Facts of an op that the graph and the table ``ops`` of the database share."""
+    """Facts of an op found both in the graph and in the table ``ops`` of the database."""
 
     op_type: str
     dtype: str
@@ -104,7 +104,7 @@ def facts_of_row(row: OpRow) -> OpFacts:
 
 
 def channels_in_group(facts: OpFacts) -> int:
-    """Return the input channels per output channel of a convolution; 1 for other ops."""
+    """Return the input channels per group of a convolution; 1 for other ops."""
     is_convolution = "Conv" in facts.op_type and len(facts.inputs) > 1 and len(facts.inputs[1]) > 1
     return max(1, facts.inputs[1][1]) if is_convolution else 1
 
@@ -172,7 +172,7 @@ FEATURES = (
 
 
 def kind_of(facts: OpFacts) -> str:
-    """Return the op type; convolutions are told apart by window and groups."""
+    """Return the kind of an op by its type; convolutions are divided by window and groups."""
     if facts.op_type not in ("Conv", "ConvTranspose", "FusedConv", "ConvInteger"):
         return _KIND_OF.get(facts.op_type, "other")
     if integer(facts.attributes.get("group"), 1) > 1:
@@ -255,7 +255,7 @@ def _op_features(facts: OpFacts) -> list[float]:
 
 
 def _as_matrix(facts: OpFacts) -> tuple[float, float, float]:
-    """Return the rows, columns and depth of a convolution or matrix product as a product; of other ops the output's."""
+    """Return a convolution or matrix product as a product: rows, columns, depth; for other ops the output's shape."""
     out = facts.outputs[0] if facts.outputs else ()
     if facts.op_type in MATRIX_OPS and out and facts.flops:
         columns = out[1] if "Conv" in facts.op_type and len(out) > 1 else out[-1]
@@ -299,7 +299,7 @@ def expected_ns(features: Array) -> Array:
 
 
 def _traffic_s(ops: Sequence[OpFacts], device: Device, share: Share) -> Array:
-    """Return the time of each op's traffic: weights at the whole model's reuse distance, the rest at the op's own."""
+    """Return the time of each op's traffic: weights are reused after a whole run, other tensors within the op."""
     weights = np.array([facts.weight_bytes for facts in ops], dtype=float)
     total = np.array([facts.bytes_read + facts.bytes_written for facts in ops], dtype=float)
     activations = np.maximum(total - weights, 0.0)
@@ -352,7 +352,7 @@ def measured_groups(graph: ModelGraph, rows: Sequence[OpRow]) -> Groups | None:
 
 
 def group_facts(graph: ModelGraph, groups: Groups) -> list[OpFacts]:
-    """Return the facts of each group: of the op with the group's time, and of the ops fused into it."""
+    """Return the facts of each group: of the op charged with the group's time, and of the ops fused into it."""
     maker = {tensor.name: place for place, op in enumerate(graph.ops) for tensor in op.outputs}
     touched = working_set_bytes(graph)
     return [replace(_facts(graph, anchor, group, maker), working_set=touched) for anchor, group in groups.items()]
@@ -483,7 +483,7 @@ class _TimedOp:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Key shared by the executions of an op, which form a single example."""
+        """Key common to all executions of an op, which form a single training example."""
         fusion = self.facts.fused, self.facts.fused_functions, self.facts.fused_inputs
         return self.model, str(self.share), self.signature, *fusion
 

@@ -88,7 +88,7 @@ class KnownModels:
         return tuple(dict.fromkeys(dim for sizes in by_sizes for dim, _ in sizes))
 
     def describe_sizes(self, model: str) -> str | None:
-        """Return a remark on sizes omitted from ``model``, with the option to set them; None: there are none.
+        """Return a remark on sizes omitted from ``model``, with the option to set them; None if none were omitted.
 
         Raises `InputError` when the model is unknown, or the sizes are ambiguous.
         """
@@ -304,7 +304,7 @@ def find_failure(device: Device, workload: Workload, failed: Iterable[FailedRun]
 
 
 def _dominates(device: Device, workload: Workload, tried: Workload, run: FailedRun) -> bool:
-    """Return whether ``workload`` demands at least as much as ``tried`` of ``run``, with at most its resources."""
+    """Return whether ``workload`` demands at least as much as ``tried``, a part of ``run``, with no more resources."""
     if workload.batch < tried.batch or workload.processes < tried.processes:
         return False
     try:
@@ -338,7 +338,7 @@ def require_success(model: str, device: Device, failed: Sequence[FailedRun]) -> 
 
 
 def require_no_failed_group(device: Device, workload: Workload, beside: Sequence[Workload], tried: TriedRuns) -> None:
-    """Raise `InputError` with the failure where these workloads dominate a group that failed together.
+    """Raise `InputError` with the failure if these workloads demand at least as much as a group that failed together.
 
     Each workload of the failed group must be dominated by a workload of its own.
     """
@@ -355,7 +355,7 @@ def require_no_failed_group(device: Device, workload: Workload, beside: Sequence
 
 
 def _holds(device: Device, running: Sequence[Workload], members: Sequence[Workload], run: FailedRun) -> bool:
-    """Return whether each member can be matched with a running workload of its own that dominates it."""
+    """Return whether each member of a failed group has a running workload of its own that dominates it."""
     if not members:
         return True
     first, *rest = members

@@ -77,7 +77,7 @@ class Point:
     low_error: float | None = None  #: The latency over the interval's lower end, less 1; None: `relative_error`.
 
     def ends_of(self, value: float) -> tuple[float | None, float | None]:
-        """Return the ends of the interval of a value in proportion to the latency; None where it is unknown."""
+        """Return the ends of a value's interval, scaled from the latency's; None where it is unknown."""
         low_error = self.relative_error if self.low_error is None else self.low_error
         if not (low_error or self.relative_error):
             return None, None
@@ -131,7 +131,7 @@ class MeasuredModel:
         return workload.batch in self.read_series(device, workload.share, workload.processes)
 
     def read_series(self, device: str, share: Share | None = None, processes: int | None = None) -> Mapping[int, Point]:
-        """Return the first measured point of each batch, of a share alone and of a number of processes if given."""
+        """Return the first measured point of each batch, if given only under a share and with a number of processes."""
         if device not in self._series:
             series = self._series[device] = {}
             for point in self.points.get(device, ()):
@@ -231,7 +231,7 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
 
 
 def _keep_variants(models: Mapping[str, MeasuredModel], rows: Iterable[ModelRow]) -> None:
-    """Record the execution variants of each model on each device, the variant whose figures count first."""
+    """Record the execution variants of each model on each device, and keep the figures of the preferred variant."""
     by_workload: dict[tuple[str, str], list[RuntimeVariant]] = {}
     for row in rows:
         by_workload.setdefault((_name(row), row.device), []).append(variant_of(row))
@@ -254,7 +254,7 @@ def _latency(row: ModelRow) -> float | None:
 
 
 def _slowdown(row: ModelRow) -> float:
-    """Return the factor by which other programs slowed a row: time on a core and waiting for one over time on one."""
+    """Return the factor by which other programs slowed a row: (time on a core + wait for a core) / time on a core."""
     if not row.cpu_wait_pct or not row.cpu_utilization_pct:
         return 1.0
     return 1.0 + row.cpu_wait_pct / row.cpu_utilization_pct
@@ -267,7 +267,7 @@ def _undisturbed(row: ModelRow) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Noise:
-    """Evidence of the noise of a workload's latency."""
+    """Measured variation of a workload's latency, within and between runs."""
 
     runs: Sequence[ModelRow]  #: All runs of the workload.
     undisturbed_ms: Sequence[float]  #: Their latencies without waits for cores.
@@ -275,7 +275,7 @@ class _Noise:
     most: float  #: Slowdown that 95% of the device's runs under the share do not exceed.
 
     def interval(self) -> tuple[float, float]:
-        """Return the 90% interval of the latency of a further run, beside the same programs or none."""
+        """Return the 90% interval of the latency of another run, beside the same programs or none."""
         low_ms, high_ms = predict_next_run(self.undisturbed_ms, self.variance)
         return low_ms, high_ms * self.most
 
@@ -386,7 +386,7 @@ def unmeasured_at(like: MeasuredModel, name: str, sizes: Sizes, peers: Iterable[
 
 
 def blend_measured(model: MeasuredModel, device: str) -> list[tuple[MeasuredModel, float]]:
-    """Return the measured sizes on a device around those of ``model``, with the weight of each; empty outside."""
+    """Return the measured sizes around those of ``model`` on a device, with the weight of each; empty if outside."""
     if not model.others:
         return []
     measured = {peer.sizes: peer for peer in model.others if peer.points.get(device)}
@@ -451,7 +451,7 @@ class BatchCurve:
         return self._line(place - 1, place, batch), INTERPOLATED
 
     def beyond(self, batch: int) -> float:
-        """Return the value on the line through the nearest two points, never below those of smaller batches."""
+        """Return the value on the line through the nearest two points, at least that of every smaller batch."""
         if len(self.batches) == 1:
             return self.values[0] * max(1.0, batch / self.batches[0])
         if batch > self.batches[-1]:
@@ -473,7 +473,7 @@ class BatchCurve:
         ]
 
     def end_errors(self) -> list[float]:
-        """Return the relative error at the largest batch, extrapolated from the two before."""
+        """Return the relative error at the largest batch, extrapolated from the two next smaller ones."""
         if len(self.batches) < 3 or self.values[-1] <= 0.0:
             return []
         predicted = BatchCurve(dict(zip(self.batches[:-1], self.values[:-1], strict=True))).beyond(self.batches[-1])
@@ -485,7 +485,7 @@ class BatchCurve:
 
 
 def blend_figures(parts: Sequence[tuple[Figure, float]]) -> Figure:
-    """Return the weighted mean of figures: interpolated if all are measured, interpolated or computed.
+    """Return the weighted mean of figures: its source is "interpolated" if all are measured or interpolated.
 
     Examples
     --------
@@ -512,7 +512,7 @@ def widen_by(figure: Figure, error: float) -> Figure:
 
 
 def widen_interval(figure: Figure, more: float) -> Figure:
-    """Return the figure with the upper end ``more`` higher; without an interval, the lower end at the same factor."""
+    """Return the figure with the upper end raised by ``more``; a missing lower end is set at the same factor."""
     if not more:
         return figure
     high = figure.upper() + more
@@ -520,7 +520,7 @@ def widen_interval(figure: Figure, more: float) -> Figure:
 
 
 def figure_of(model: MeasuredModel, device: Device, workload: Workload, column: str) -> Figure | None:
-    """Return another measured quantity at the same share and processes, interpolated over the batch and the sizes."""
+    """Return another measured quantity at the same share and processes, interpolated over batch and sizes."""
     if not model.points.get(device.name):
         each = [(figure_of(m, device, workload, column), weight) for m, weight in blend_measured(model, device.name)]
         found_all = [(figure, weight) for figure, weight in each if figure is not None]
@@ -551,7 +551,7 @@ def estimate_bandwidth(
 
 
 def behaviour_after_pause(model: MeasuredModel, device: Device, workload: Workload, cv: float) -> tuple[float, float]:
-    """Return pause factor and variation of the nearest measured batch, under the same share if measured."""
+    """Return pause factor and variation of the nearest measured batch, preferably under the same share."""
     models = [model] if model.points.get(device.name) else model.others
     for share in (workload.share, None):
         near = [point for peer in models for point in peer.read_series(device.name, share).values()]
@@ -587,7 +587,7 @@ class Surface:
         self._nearest: dict[tuple[int, Share], Point] = {}
 
     def read_latency(self, batch: int, share: Share, shape: Callable[[], Shape | None]) -> tuple[float, str]:
-        """Return the latency, measured or interpolated between batches or shares, else carried over, and its source.
+        """Return the latency and its source: measured, interpolated between batches or shares, else carried over.
 
         ``shape`` is called only in the last case.
         """
@@ -597,7 +597,7 @@ class Surface:
         return between or self._extrapolate_point(batch, share, shape())
 
     def nearest(self, batch: int, share: Share) -> Point:
-        """Return the measured point nearest to a workload; of points equally near, that with the larger batch.
+        """Return the measured point nearest to a workload; of equally near points, the one with the larger batch.
 
         The distance is the number of doublings of the batch and of the share between them, plus one for a share of
         another kind of partition.
@@ -610,7 +610,7 @@ class Surface:
         return self._nearest[batch, share]
 
     def _between_shares(self, batch: int, share: Share) -> tuple[float, str] | None:
-        """Interpolate between the measured shares around ``share``, both logarithms being nearly a line."""
+        """Interpolate between the measured shares around ``share``: log latency is nearly linear in log share."""
         points = [
             (self._fractions[curve_share], reading[0])
             for curve_share, curve in self.curves.items()
@@ -654,7 +654,7 @@ class LatencyEnvelope:
     def bounds(self, batch: int, share: Share, processes: int) -> tuple[float, float]:
         """Return the least and the largest time of a batch in ms, without widening.
 
-        Where measurements contradict the assumptions, the least may exceed the largest.
+        Where measurements contradict the assumptions, the lower bound may exceed the upper.
         """
         more = batch / self._batches, self._parts / self._device.granted_fraction(share), processes / self._processes
         least, most = self._latencies, self._latencies
@@ -708,12 +708,12 @@ class Calibration:
 
     @cached_property
     def interpolation_error(self) -> float:
-        """Half-width of an interpolated value's 90% interval over the value, for exact measurements."""
+        """Half-width of the 90% interval of interpolated values, relative to the value, for exact measurements."""
         errors = [e for s in self._surfaces.values() for c in s.curves.values() for e in c.left_out_errors()]
         return _error_of(errors, "interpolation_error")
 
     def carried_error(self, doublings: float) -> float:
-        """Return half of the 90% interval over the value, for figures carried over from other sizes."""
+        """Return the relative half-width of the 90% interval of figures carried over from other sizes."""
         return self._beyond * max(1.0, doublings)
 
     @cached_property
@@ -738,6 +738,6 @@ class Calibration:
 
 
 def _error_of(errors: Sequence[float], published: str) -> float:
-    """Return the quantile of a device's errors, at least 1%; with fewer than five, that of published measurements."""
+    """Return the quantile of a device's errors, at least 1%; with fewer than five errors, the published quantile."""
     error = quantile(errors, LEVEL) if len(errors) >= 5 else None
     return max(0.01, constant("published", published) if error is None else error)

@@ -59,7 +59,7 @@ class MeasuredEstimator:
         return tuple(sorted(shares, key=lambda share: (device.fraction(share), share.mig or "")))
 
     def _require_points(self, model: str, device: Device) -> dict[tuple[int, Share, int], Point]:
-        """Return the measured points. Raises `InputError` where all measurements failed."""
+        """Return the measured points. Raises `InputError` if all measurements failed."""
         points = self._points_of(model, device)
         if not points:
             require_success(model, device, self._known.find_model(model).failures.get(device.name, ()))
@@ -74,7 +74,7 @@ class MeasuredEstimator:
 
 
 class UsherEstimator(MeasuredEstimator):
-    """USHER's premise (OSDI'24 §3): under a share of at least its compute requirement a model is as quick as alone.
+    """USHER's premise (OSDI'24 §3): under a share of at least its compute requirement a model is as fast as alone.
 
     So measurements on the whole device hold under every share down to the smallest known requirement of the batch,
     beside any neighbours. Elvinger's thesis measures where the premise fails (§6.2). Unmeasured batch sizes take times

@@ -64,7 +64,7 @@ def _blas_threads() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Law of W."""
+    """Distribution of the backlog W."""
 
     step: float  #: Width of a cell. Cell 0 ends at half a step and holds W = 0 too; cell j is around ``j step``.
     mass: Array  #: Probability of each cell.
@@ -76,7 +76,7 @@ class Backlog:
 
 
 def backlog_law(rate: float, scv: float, batch: int, mean: float, cv: float) -> Backlog | None:
-    """Return the law of W; None where nothing varies and W is always 0.
+    """Return the distribution of W; None where nothing varies and W is always 0.
 
     ``rate``, ``scv``: requests per unit of time and the squared coefficient of variation of their gaps; below capacity;
     ``mean``, ``cv``: of a full batch's service time, divided by the processes.
@@ -119,7 +119,7 @@ def decay_rate(rate: float, scv: float, batch: int, mean: float, cv: float) -> f
 
 
 def lattice_law(mean: float, scv: float, step: float) -> Array:
-    """Return a gamma law on multiples of ``step`` with its mean kept: a constant is split over two cells."""
+    """Return a gamma distribution on multiples of ``step`` with the same mean; a constant is split over two cells."""
     if scv < _SMALL:
         place = min(mean / step, float(_MOST_CELLS))
         split = np.zeros(int(place) + 2)
@@ -210,7 +210,7 @@ def service_of(means: Array, cv: float, pause: float = 1.0) -> Service:
 
 @dataclass(frozen=True, slots=True)
 class StationaryLaw:
-    """Law of ``y`` just after a batch has been dispatched."""
+    """Distribution of ``y`` just after a batch has been dispatched."""
 
     #: Shape (B,). Probability of the states without backlog, as `Service.fresh_means`: there ``y`` is the service time.
     fresh: Array
@@ -220,7 +220,7 @@ class StationaryLaw:
 
 
 def solve_chain(rate: float, service: Service) -> StationaryLaw:
-    """Return the stationary law for a Poisson stream of ``rate`` below the capacity B / means[-1]."""
+    """Return the stationary distribution for a Poisson stream of ``rate`` below the capacity B / means[-1]."""
     batch = len(service.means)
     step = float(service.means[-1]) / _CELLS_PER_SERVICE
     cells = LATTICE_SERVICES * _CELLS_PER_SERVICE

@@ -102,14 +102,14 @@ def _capacity_rps(kinds: Kinds) -> float:
 
 
 def _reduce_counts(counts: Counter[BatchServer], most: int) -> Kinds:
-    """Return the kinds of replicas in a fixed order; large pools are reduced to the simulated size, in proportion."""
+    """Return the kinds of replicas in a fixed order; larger pools are scaled down to the simulated size."""
     scale = min(1.0, most / counts.total())
     return tuple((server, max(1, round(scale * counts[server]))) for server in sorted(counts, key=repr))
 
 
 @lru_cache(maxsize=20_000)
 def _simulate(arrivals: Arrivals, kinds: Kinds, coarse: bool) -> tuple[ServedPart, ...]:
-    """Return rate and times of all requests together, then of each kind's requests."""
+    """Return the rate and the times of all requests together, then those of each kind of replica."""
     capacity = _capacity_rps(kinds)
     settling = round(_SETTLING / 1000.0 * max(server.latency_ms[-1] for server, _ in kinds) * arrivals.rate_rps)
     group = max(1, round(math.fsum(server.batch * server.capacity_rps * count for server, count in kinds) / capacity))
@@ -159,7 +159,7 @@ def _find_backlogs(arrivals_ms: Array, services: Array) -> Array:
 
 
 def _draw_arrivals(arrivals: Arrivals, requests: int) -> Array:
-    """Return the times of ``requests`` requests in milliseconds, at the exact rate: waiting is sensitive to it."""
+    """Return the arrival times in ms of ``requests`` requests at exactly the rate, to which waiting is sensitive."""
     process = arrivals.process
     if isinstance(process, RecordedArrivals):
         return _pick_pieces(process.times * 1e-6, requests)
@@ -180,7 +180,7 @@ def _unit_arrivals(scv: float, requests: int) -> Array:
 
 
 def _draw_bursts(process: MmppArrivals, requests: int) -> Array:
-    """Return arrivals in bursts and calm whose lengths are spread evenly over their law: few fit into a simulation."""
+    """Return arrivals in bursts and calm periods, whose few durations are spread evenly over their distribution."""
     random = np.random.default_rng(_SEED)
     burst_ms, calm_ms = 1000.0 * process.burst_s, 1000.0 * process.calm_s
     calm_rate = process.rate_rps / 1000.0 * (burst_ms + calm_ms) / (process.ratio * burst_ms + calm_ms)
@@ -194,7 +194,7 @@ def _draw_bursts(process: MmppArrivals, requests: int) -> Array:
 
 
 def _pick_pieces(times: Array, requests: int) -> Array:
-    """Return a recording, or ``requests`` requests of it: pieces from all its parts in sequence."""
+    """Return a recording, or ``requests`` of its requests: pieces from all its parts in sequence."""
     if len(times) <= requests:
         return np.asarray(times, dtype=np.float64)
     length = math.isqrt(requests)
@@ -234,7 +234,7 @@ def _label_cells(law: Backlog) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Cumulative distributions of the times by kind and in total, their masses, and that of rarely seen backlogs."""
+    """Cumulative distributions of the times by kind and in total, and the masses of all and of rare backlogs."""
 
     edges: Array
     below: Array
@@ -244,7 +244,7 @@ class _Times:
 
 
 def _weigh(spent: Array, served_by: Array, group: int, strata: Array, mass: Array, kinds: int) -> _Times:
-    """Return the law of the times, each stratum weighted by its exact probability."""
+    """Return the distribution of the times, each stratum weighted by its exact probability."""
     counts = np.bincount(strata, minlength=len(mass)).astype(np.float64)
     merged, top = _merge_rare(counts)
     weights = np.bincount(merged, mass, top + 1) / np.maximum(np.bincount(merged, counts, top + 1), 1.0)
@@ -307,7 +307,7 @@ def _with_total(by_kind: Array) -> Array:
 
 
 def _quantiles_of(times: _Times, below: Array, law: Backlog | None) -> Array:
-    """Return the quantiles; in the unseen tail they rise above the last seen at least as far as the backlog's."""
+    """Return the quantiles; in the unobserved tail they rise at least as much as the backlog's."""
     quantiles: Array = np.interp(_PROBABILITIES, below, times.edges)
     if law is None or times.unseen <= 0.0:
         return quantiles
@@ -335,7 +335,7 @@ def _value_at(law: Array, scores: Array) -> Array:
 
 @cache
 def _draw_scores() -> tuple[Array, Array]:
-    """Return standard normal numbers for batches, and even ones for the reported times.
+    """Return normal scores: random ones for batches, evenly spread ones for the reported times.
 
     These are multiples of the golden section, of which any stretch is nearly uniform.
     """
@@ -345,7 +345,7 @@ def _draw_scores() -> tuple[Array, Array]:
 
 
 class Replicas(NamedTuple):
-    """Constants of the pool: K replicas of batches up to B, P processes in all, Q laws of service times."""
+    """Constants of the pool: K replicas of batches up to B, P processes in all, Q service time distributions."""
 
     means: Array  #: Shape (K, B). Mean time of a batch of 1, 2, … requests.
     #: ``batch``, ``max_wait``, ``kind``: Shape (K,). ``kind``: replicas of the same kind are reported together.
@@ -429,7 +429,7 @@ def new_state(replicas: Replicas, requests: int, group: int) -> PoolState:
 
 
 def value_at(law: Array, score: float) -> Any:
-    """Return the quantile of a law at a standard normal score."""
+    """Return the quantile of a distribution at a standard normal score."""
     place = (score + SCORE_REACH) * ENTRIES_PER_SCORE
     cell = min(max(int(place), 0), ENTRIES - 2)
     return law[cell] + (law[cell + 1] - law[cell]) * min(max(place - cell, 0.0), 1.0)

@@ -64,7 +64,7 @@ class BatchQueue:
         return PoolSojourn(whole, (ServedPart(arrivals.rate_rps, whole),))
 
     def guess_load(self, server: BatchServer, count: int, limit_ms: float, percent: float) -> float:
-        """Return about the largest load at which equal replicas answer in time, by a formula."""
+        """Return the approximate largest load at which equal replicas answer in time, by a formula."""
         return _guess_load(server, count, limit_ms, percent)
 
 
@@ -81,9 +81,9 @@ def _is_analysed(arrivals: Arrivals, server: BatchServer) -> bool:
 
 @lru_cache(maxsize=100_000)
 def _guess_load(server: BatchServer, count: int, limit_ms: float, percent: float) -> float:
-    """Return about the largest load, a part of the capacity, at which ``count`` replicas answer in time.
+    """Return the approximate largest load, as a fraction of the capacity, at which ``count`` replicas answer in time.
 
-    ``percent``: part of the requests within ``limit_ms``. Arrivals are Poisson.
+    ``percent``: percentage of the requests within ``limit_ms``. Arrivals are Poisson.
     """
     sizes = _list_sizes(server.batch)
     times = np.interp(sizes, np.arange(1, server.batch + 1), server.latency_ms[: server.batch])
@@ -96,7 +96,7 @@ def _guess_load(server: BatchServer, count: int, limit_ms: float, percent: float
 
 @lru_cache(maxsize=1_000)
 def _list_sizes(batch: int) -> Array:
-    """Return mean batch sizes up to the full batch, below one the part of the time in which a process is busy."""
+    """Return mean batch sizes up to the full batch; a size below one is the fraction of time a process is busy."""
     near_full = batch * (1.0 - np.geomspace(1e-3, 0.5, 40)) if batch > 1 else 1.0 - np.geomspace(1e-3, 0.5, 40)
     return np.unique(np.concatenate([np.linspace(0.02, 1.0, 25), np.linspace(1.0, batch, 4 * batch), near_full]))[:-1]
 

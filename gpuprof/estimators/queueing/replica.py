@@ -61,7 +61,7 @@ def drop_unused_batches(rate_rps: float, server: BatchServer) -> BatchServer:
 
 @lru_cache(maxsize=100_000)
 def _solve(rate: float, server: BatchServer) -> Sojourn:
-    """Return the law for ``rate`` requests per unit of time."""
+    """Return the distribution for ``rate`` requests per unit of time."""
     load = 1000.0 * rate / server.capacity_rps
     if load >= 1.0:
         return make_overload(load, server)
@@ -79,7 +79,7 @@ def _solve(rate: float, server: BatchServer) -> Sojourn:
 
 
 def _list_times(waits: WaitingLaw, service: Service) -> Array:
-    """Return the times at which the law is tabulated: dense around batch times, in a constant ratio in the tail."""
+    """Return the times at which the distribution is tabulated: dense around batch times, geometric in the tail."""
     means = np.append(service.means, service.fresh_means[-1])
     longest = float(waits.waits[-1] + means.max() * service.edges[-1])
     shortest = float(means.min() * service.edges[0])
@@ -144,7 +144,7 @@ def _service_cdf(times: Array, mean: float, cv: float) -> Array:
 
 
 def _points(rate: float, service: Service, law: StationaryLaw) -> tuple[Array, Array]:
-    """Return y and its probability where a batch smaller than B can follow: fresh states exactly, then the lattice."""
+    """Return each y after which a partial batch can follow, and its probability: fresh states, then the lattice."""
     batch = len(service.means)
     fresh_y = (service.fresh_means[:, None] * service.nodes).ravel()
     fresh_mass = (law.fresh[:, None] * service.weights).ravel()
@@ -158,7 +158,7 @@ def _points(rate: float, service: Service, law: StationaryLaw) -> tuple[Array, A
 
 
 def _wait_grid(service: Service, law: StationaryLaw) -> Array:
-    """Return a grid of waits: every kink, fine at the shortest service, coarse in the tail."""
+    """Return a grid of waits: all kinks, fine up to the shortest service time, coarse in the tail."""
     means = np.append(service.means, service.fresh_means[-1])
     step = 2.0 * law.lattice_y[0]
     last = max(float(law.lattice_y[-1]) + 0.5 * step, float(means.max() * service.edges[-1])) + step
@@ -193,7 +193,7 @@ def _full_on_release(rate: float, service: Service, law: StationaryLaw, waits: A
 
 
 def _with_fresh(service: Service, law: StationaryLaw, step: float) -> Array:
-    """Return the law of y on the lattice's cells, the fresh states split over the two nearest."""
+    """Return the distribution of y on the lattice's cells; fresh states are split over the two nearest cells."""
     place = (service.fresh_means[:, None] * service.nodes).ravel() / step - 0.5
     share = (law.fresh[:, None] * service.weights).ravel()
     place = np.maximum(place, 0.0)

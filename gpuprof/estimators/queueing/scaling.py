@@ -1,4 +1,4 @@
-"""Queues in relative times: replicas and laws scaled to a unit, and laws as tables of quantiles."""
+"""Queues in relative times: replicas and distributions scaled to a unit, and distributions as quantile tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LATTICE_SERVICES = 4
 
 
 def make_overload(load: float, server: BatchServer) -> Sojourn:
-    """Return the law at or beyond capacity: infinite times."""
+    """Return the distribution at or beyond capacity: infinite times."""
     return Sojourn(load, float(server.batch), math.inf, ((0.0, math.inf), (1.0, math.inf)))
 
 
@@ -35,7 +35,7 @@ def _round(value: float) -> float:
 
 
 def scale_sojourn(law: Sojourn, unit_ms: float, overhead_ms: float) -> Sojourn:
-    """Return a law in milliseconds, later by the overhead."""
+    """Return a distribution in milliseconds, with the overhead added."""
     times = tuple((p, ms * unit_ms + overhead_ms) for p, ms in law.quantiles_ms)
     return Sojourn(law.utilization, law.mean_batch, law.mean_ms * unit_ms + overhead_ms, times)
 

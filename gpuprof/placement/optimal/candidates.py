@@ -103,7 +103,7 @@ class CandidateSegments:
         return self._limit_claim(device, best) if self.is_bounding else None
 
     def _limit_claim(self, device: Device, segment: Segment) -> Segment:
-        """Return a claimed segment at the rate of the device's time that it may take.
+        """Return a segment of a claimed share (USHER's premise) at the rate for which the device's time suffices.
 
         A replica needs its part of the device's time for each batch (`gpuprof.placement.feasibility`). One that needs
         more than the share is counted under the next share.
@@ -114,7 +114,7 @@ class CandidateSegments:
         return replace(segment, capacity_rps=segment.capacity_rps * part)
 
     def _offer_leaner(self, choices: Mapping[str, list[Segment]]) -> None:
-        """Add segments with less memory in partitions whose memory may not suffice."""
+        """Add segments with less memory in partitions where memory may be short."""
         binding = find_binding(self.problem, choices)
         for model, segments in choices.items():
             for best in tuple(segments):
@@ -137,7 +137,7 @@ def list_percents(
 
 
 def find_binding(problem: Problem, choices: Mapping[str, Sequence[Segment]]) -> frozenset[PartitionKind]:
-    """Return the partitions whose memory may not suffice for segments whose shares fit together."""
+    """Return the partitions whose memory may be short for segments whose shares fit together."""
     memory_by_kind: defaultdict[PartitionKind, dict[Share, int]] = defaultdict(dict)
     for segments in choices.values():
         for segment in segments:
@@ -156,7 +156,7 @@ def find_binding(problem: Problem, choices: Mapping[str, Sequence[Segment]]) -> 
 
 
 def with_least_memory(problem: Problem, segments: Segments, choices: Choices) -> Choices:
-    """Return the choices, where memory may not suffice with the least memory of any batch under each share.
+    """Return the choices; where memory may be short, with the least memory of any batch under each share.
 
     Batches between the listed ones may take less memory than those of the choices.
     """
@@ -178,7 +178,7 @@ def with_least_memory(problem: Problem, segments: Segments, choices: Choices) ->
 
 
 def name_alike(problem: Problem, segments: Segments, choices: Choices) -> Choices:
-    """Return the segments of each class's first demand, for all demands of the class."""
+    """Return the segments of each class's first demand for all demands of the class, under their own names."""
     result = {}
     for demand in problem.demands:
         first = segments.first_alike(demand.model)

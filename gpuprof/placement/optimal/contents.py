@@ -154,7 +154,7 @@ class Contents:
         return replace(partition, replicas=tuple(replicas))
 
     def _find_rate(self, device: Device, workload: Workload, beside: Sequence[Workload]) -> float:
-        """Return the full rate of a replica beside neighbours, 0.0 where it keeps its SLO at no rate."""
+        """Return the full rate of a replica beside neighbours, 0.0 if it never keeps its SLO."""
         key = device.name, workload, tuple(sorted(beside))
         if key not in self._rates_rps:
             with suppress(InputError):
@@ -162,9 +162,9 @@ class Contents:
         return self._rates_rps.setdefault(key, 0.0)
 
     def _solve_rate(self, device: Device, workload: Workload, beside: Sequence[Workload]) -> float:
-        """Return the full rate of a replica; in a pool, as if neighbours slowed all of its batches equally.
+        """Return the full rate of a replica; in a pool, as if neighbours slowed batches of all sizes equally.
 
-        The times of all batches beside each set of neighbours would be too many; the map is verified with them.
+        Estimating each batch size beside each set of neighbours would take too long; the final map is verified exactly.
         """
         demand, segments = self.problem.demand(workload.model), self.segments
         if not isinstance(segments, PooledSegments):
@@ -179,7 +179,7 @@ class Contents:
         return self._slowed_rps[key]
 
     def _price_contents(self, kind: PartitionKind, prices: _ByModel, least: float, *, is_every: bool) -> None:
-        """Add contents of a partition whose requests are worth more than ``least``, each more than the last.
+        """Add contents of a partition with requests worth more than ``least``, each better than the last.
 
         With ``is_every``, all of them, as far as there is time; ``prices``: the worth of a request, by model.
         """
@@ -236,7 +236,7 @@ class Contents:
         )
 
     def _rank_options(self, device: Device, mig: str | None, prices: _ByModel) -> list[tuple[float, Segment]]:
-        """Return replicas with their worth per percent, best first; of alike demands, of the most valued."""
+        """Return replicas, best first, with their worth per percent of share; of equivalent demands the most valued."""
         valued: dict[str, str] = {}
         for model in sorted(prices, key=lambda model: prices[model]):
             valued[self.segments.first_alike(model)] = model
@@ -248,7 +248,7 @@ class Contents:
         return sorted(ranking, key=lambda pair: -pair[0])
 
     def _list_options(self, model: str, device: Device, mig: str | None) -> tuple[Segment, ...]:
-        """Return the replicas of a model: of each share, batches that serve no less than all smaller ones."""
+        """Return a model's replicas: for each share, the batches that serve at least as much as all smaller ones."""
         key = model, device.name, mig
         if key not in self._options:
             options: list[Segment] = []
@@ -275,7 +275,7 @@ class Contents:
 
 @dataclass(slots=True)
 class _Master:
-    """The program over the contents so far, with its rows and columns."""
+    """The restricted master program over the contents generated so far."""
 
     program: Program = field(default_factory=Program)
     rates: dict[str, int] = field(default_factory=dict)  #: Rows, by model.

@@ -103,7 +103,7 @@ class CuttingStock:
         return self._choose(parts)
 
     def _list_parts(self, model: str) -> Iterator[DemandPart]:
-        """Yield the splits of a demand into equal replicas that cost less than any split into fewer."""
+        """Yield the divisions of a demand into equal replicas, each cheaper than all divisions into fewer."""
         demand = self.problem.demand(model)
         most = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
         costs: dict[int, float] = {}
@@ -137,7 +137,7 @@ class CuttingStock:
         return limit.is_over or self._plan(kind, [DemandPart(model, number) for model in models]) is not None
 
     def _add(self, kind: str, parts: Sequence[DemandPart]) -> None:
-        """Plan a device with these parts, and keep the pattern where they keep their SLOs together."""
+        """Plan a device with these parts, and add the pattern if they keep their SLOs together."""
         key = kind, tuple(sorted(parts))
         partition = None if key in self._patterns else self._plan(kind, key[1])
         if partition is not None:
@@ -153,7 +153,7 @@ class CuttingStock:
         return self._rates_rps[part.model] / part.divisor
 
     def _fill_devices(self, kind: str, price: float, values: Mapping[DemandPart, float], limit: Limit) -> None:
-        """Add the patterns worth more than their device: each begins with a part, and is filled by worth per share."""
+        """Add patterns worth more than their device: each starts with one part and is filled by worth per share."""
         device = self.problem.device(kind)
         least = {
             part: self.planner.least_pct(device, None, (part.model, self._rate_rps(part)))
@@ -175,7 +175,7 @@ class CuttingStock:
                 self._add(kind, tuple(content))
 
     def _choose(self, parts: Sequence[DemandPart]) -> tuple[PlacedGpu, ...] | None:
-        """Return the cheapest map of whole devices with the patterns so far."""
+        """Return the cheapest map of whole devices from the patterns generated so far."""
         master = self._make_master(parts)
         solution = master.program.solve(
             time_limit_s=self.limit.left_s,
@@ -220,7 +220,7 @@ class CuttingStock:
 
 @dataclass(slots=True)
 class _Master:
-    """The program over the patterns so far, with its rows and columns."""
+    """The restricted master program over the patterns generated so far."""
 
     program: Program = field(default_factory=Program)
     parts: dict[DemandPart, int] = field(default_factory=dict)  #: Rows.

@@ -90,7 +90,7 @@ class Judge:
         return with_unplaced(self.problem, self.segments, replace(placement, gpus=gpus, unplaced=()))
 
     def share_out(self, gpus: Sequence[PlacedGpu]) -> Gpus:
-        """Return the devices with each demand's rate divided by the capacities of its replicas.
+        """Return the devices with each demand's rate divided among its replicas in proportion to their capacities.
 
         Raises `InputError` where a replica has no estimate beside its neighbours.
         """
@@ -108,7 +108,7 @@ class Judge:
         return map_replicas(map_replicas(gpus, fill), reduce)
 
     def _find_capacity(self, gpu: PlacedGpu, partition: PlacedPartition, replica: PlacedReplica) -> float:
-        """Return the rate of a replica beside its neighbours; in a pool, of its full batches."""
+        """Return the rate of a replica beside its neighbours; in a pool, that of full batches."""
         device, beside = self.problem.device(gpu.device), partition.beside(replica)
         if self.is_pooled:
             return self.segments.server(device, replica.workload, beside).capacity_rps
@@ -129,7 +129,7 @@ class Judge:
         return self._pools.drop_spare(self._pools.rerate(gpus, served_rps), self.limit)
 
     def is_sound(self, placement: Placement) -> bool:
-        """Return whether every replica with a stream of its own keeps its SLO; the rates of pools are sound."""
+        """Return whether every replica outside a pool keeps its SLO; rates of pools are already verified."""
         return self.is_pooled or all(
             self.segments.holds(self.problem.device(gpu.device), partition)
             for gpu in placement.gpus
@@ -143,7 +143,7 @@ def rank_map(problem: Problem, placement: Placement) -> tuple[tuple[float, ...],
 
 
 def _unserved_by_priority(problem: Problem, placement: Placement) -> tuple[float, ...]:
-    """Return the unserved rates, by falling priority, to a millionth of the rates; below its floor all is unserved."""
+    """Return unserved rates by falling priority, to a millionth; a demand below its floor counts as unserved."""
     levels = sorted({demand.priority for demand in problem.demands}, reverse=True)
     missing = dict.fromkeys(levels, 0.0)
     for unplaced in placement.unplaced:
@@ -155,7 +155,7 @@ def _unserved_by_priority(problem: Problem, placement: Placement) -> tuple[float
 
 
 def weigh_priority(problem: Problem, demand: Demand) -> float:
-    """Return the worth of a request, above that of all requests of lower priorities together."""
+    """Return the worth of a request: above that of all requests of lower priorities together."""
     rates = [other.rate_rps for other in problem.demands]
     return (math.fsum(rates) / min(rates)) ** demand.priority
 
@@ -170,7 +170,7 @@ def is_proven_optimal(problem: Problem, placement: Placement) -> bool:
 
 
 def raise_bounds(problem: Problem, placement: Placement, bound: float) -> Placement:
-    """Return the placement with its lower bounds raised to a bound on the cost of every map."""
+    """Return the placement with its lower bounds raised to ``bound``, which holds for every map."""
     prices = {entry.price_per_hour for entry in problem.fleet.entries}
     cost, gpus = placement.lower_bound_cost_per_hour, placement.lower_bound_gpus
     if cost is None or bound <= cost:
@@ -186,7 +186,7 @@ def raise_bounds(problem: Problem, placement: Placement, bound: float) -> Placem
 
 
 def clip_bounds(problem: Problem, placement: Placement) -> Placement:
-    """Return the placement with the bounds that concern it, clipped to its own cost.
+    """Return the placement with the bounds that apply to it, at most its own cost.
 
     Neighbours may even speed each other up.
     """
@@ -273,7 +273,7 @@ def find_step(prices: Mapping[str, float]) -> float:
 
 
 def round_up_to_step(bound: float, prices: Mapping[str, float]) -> float:
-    """Return the bound, at a single price as a whole number of devices."""
+    """Return the bound rounded up to a whole number of devices if all have the same price."""
     step = find_step(prices)
     # Costs are whole multiples of the single price; below a rounding error of the solver nothing is rounded up.
     return step * math.ceil(bound / step - 1e-6) if step else bound
@@ -327,7 +327,7 @@ def bound_by_time(problem: Problem) -> TimeBounds:
 
 
 def _bound_goodput(fleet: Fleet, least_parts: Sequence[tuple[float, float]]) -> float | None:
-    """Return the rate that the time of all devices allows, those requests first that take least of it."""
+    """Return the rate that the time of all devices allows if the requests that take the least time go first."""
     counts = [entry.count for entry in fleet.entries]
     free, most_rps = math.fsum(count or 0 for count in counts), 0.0
     for part, rate_rps in sorted(least_parts, key=lambda pair: pair[0] / pair[1]):
@@ -357,7 +357,7 @@ def _least_time(problem: Problem, demand: Demand, batches: Floats) -> float:
 
 
 def _has_partial_batches(problem: Problem, demand: Demand) -> bool:
-    """Return whether the queueing model obeys the rule of batch formation under Poisson requests."""
+    """Return whether the queueing model follows the batch formation rule under Poisson requests."""
     is_queued = problem.options.latency_budget is None
     return is_queued and is_quick(queue_of(problem.queueing, demand.model))
 
@@ -427,7 +427,7 @@ def _list_in_share(
 
 
 def _least_memory_part(segments: Segments, model: str, device: Device) -> float:
-    """Return the least part of a device's memory a model of a worker takes, without a context; 0 where unknown."""
+    """Return the least fraction of a device's memory that a worker's model takes, without context; 0 if unknown."""
     with suppress(InputError):
         batches = segments.search_space.listed_batches(segments.first_alike(model), device, Share())
         estimate = segments.estimate(device, Workload(model, min(batches, default=1), Share()))

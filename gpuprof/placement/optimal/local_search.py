@@ -71,7 +71,7 @@ class LocalSearch:
                     break
 
     def _cheaper_maps(self, gpus: _Gpus) -> Iterator[_Gpus | None]:
-        """Yield the maps without a device, the least filled first."""
+        """Yield the maps with one device fewer, the least filled devices first."""
         order = sorted(range(len(gpus)), key=lambda i: (used_price(self.problem, gpus[i]), i))
         tried = set()
         for index in order:
@@ -82,7 +82,7 @@ class LocalSearch:
             yield self._move_replicas(other_gpus, gpus[index])
 
     def _move_replicas(self, gpus: _Gpus, source: PlacedGpu) -> _Gpus | None:
-        """Return the devices with all tasks of ``source``, None where they cannot take all."""
+        """Return the devices after taking over all tasks of ``source``; None if they cannot take all."""
         device = self.problem.device(source.device)
         for replica in sorted(source.replicas(), key=lambda replica: -device.fraction(replica.share)):
             candidate, missing_rps = self._take_task(gpus, (replica.model, replica.rate_rps))
@@ -92,7 +92,7 @@ class LocalSearch:
         return gpus
 
     def _take_task(self, gpus: _Gpus, task: Task) -> tuple[_Gpus, float]:
-        """Return the devices with as much of a task as they can take, and the remaining rate."""
+        """Return the devices with as much of a task as they can serve, and the remaining rate."""
         model, missing_rps = task
         for halvings in range(_MOST_HALVINGS + 1):
             size = task[1] / 2**halvings
@@ -105,7 +105,7 @@ class LocalSearch:
         return gpus, missing_rps if missing_rps > task[1] * 1e-9 else 0.0
 
     def _add_task(self, gpus: _Gpus, task: Task) -> _Gpus | None:
-        """Return the devices with a task added where shares have to grow least."""
+        """Return the devices with a task added where shares grow least."""
         best: tuple[float, int, PlacedGpu] | None = None
         visited: set[PlacedGpu] = set()
         for index, gpu in enumerate(gpus):
@@ -122,7 +122,7 @@ class LocalSearch:
         return candidate_map if self._is_allowed(candidate_map, task[0]) else None
 
     def _host_task(self, gpu: PlacedGpu, task: Task) -> Iterator[PlacedGpu]:
-        """Yield the device with the task in each of its partitions that can take it, and in a new instance."""
+        """Yield the device with the task in each partition that can serve it, and in a new instance."""
         device = self.problem.device(gpu.device)
         for position, partition in enumerate(gpu.partitions):
             for tasks in _join_task(partition, task):
@@ -136,7 +136,7 @@ class LocalSearch:
             yield fresh
 
     def _in_new_instance(self, device: Device, gpu: PlacedGpu, task: Task) -> PlacedGpu | None:
-        """Return the device with the smallest new instance doing the task alone."""
+        """Return the device with the smallest new MIG instance that serves the task alone."""
         if any(partition.mig is None for partition in gpu.partitions):
             return None
         placements = [make_placement(device, str(part.mig), part.start or 0) for part in gpu.partitions]
@@ -162,7 +162,7 @@ def used_price(problem: Problem, gpu: PlacedGpu) -> float:
 
 
 def _join_task(partition: PlacedPartition, task: Task) -> Iterator[list[Task]]:
-    """Yield the tasks of a partition with a task added: to a replica of its model there, or as a replica of its own."""
+    """Yield the tasks of a partition with a task added: to its model's replica there, or as a new replica."""
     tasks = [(replica.model, replica.rate_rps) for replica in partition.replicas]
     index = next((i for i, t in enumerate(tasks) if t[0] == task[0]), None)
     if index is not None:
@@ -195,7 +195,7 @@ class PartitionPlanner:
         return self._planned[key]
 
     def least_pct(self, device: Device, mig: str | None, task: Task) -> float:
-        """Return the least percentage of the partition under which a task can be done alone, infinity without any."""
+        """Return the least percentage of the partition under which a task is served alone, or infinity."""
         index = self._find_least_step(device, mig, task)
         return math.inf if index is None else self.steps(device, mig, task[0])[index]
 
@@ -244,7 +244,7 @@ class PartitionPlanner:
         return None
 
     def _find_feasible_batch(self, device: Device, task: Task, workloads: list[Workload], index: int) -> bool:
-        """Return whether a task is done beside its neighbours, if necessary with another batch, which is stored in
+        """Return whether a task is served beside its neighbours; another batch that is necessary is stored in
         ``workloads``.
         """
         beside = (*workloads[:index], *workloads[index + 1 :])
@@ -256,7 +256,7 @@ class PartitionPlanner:
     def _partition(
         self, device: Device, mig: str | None, tasks: Sequence[Task], workloads: Sequence[Workload]
     ) -> PlacedPartition | None:
-        """Return the partition if memory and MPS clients suffice and all replicas keep their SLOs as they now are."""
+        """Return the partition if memory and MPS clients suffice and all replicas keep their SLOs together."""
         replicas = []
         for (model, rate), workload in zip(tasks, workloads, strict=True):
             memory = self.segments.memory_bytes(self.segments.estimate(device, workload))
@@ -268,7 +268,7 @@ class PartitionPlanner:
         return partition if fits_device(device, partition) and self.segments.holds(device, partition) else None
 
     def _find_least_step(self, device: Device, mig: str | None, task: Task) -> int | None:
-        """Return the index of the least step under which the task can be done alone."""
+        """Return the index of the least step under which the task is served alone."""
         key = (device.name, mig, task)
         if key not in self._least:
             steps = self.steps(device, mig, task[0])
@@ -279,7 +279,7 @@ class PartitionPlanner:
         return self._least[key]
 
     def _find_workload(self, device: Device, share: Share, task: Task) -> Workload | None:
-        """Return a workload under the share that does the task alone, None without any."""
+        """Return a workload under the share that serves the task alone; None without one."""
         key = (device.name, share, task)
         if key not in self._alone:
             self._alone[key] = self._workload(device, share, task, ())
@@ -293,7 +293,7 @@ class PartitionPlanner:
         beside: Sequence[Workload],
         now: Workload | None = None,
     ) -> Workload | None:
-        """Return a workload doing the task beside neighbours: the present batch, else the smallest able."""
+        """Return a workload that serves the task beside neighbours: the current batch, else the smallest."""
         demand = self.problem.demand(task[0])
 
         def does(workload: Workload) -> bool:
@@ -320,7 +320,7 @@ class PartitionPlanner:
         return None
 
     def _is_late(self, device: Device, workload: Workload, beside: Sequence[Workload]) -> bool:
-        """Return whether a batch, the smallest that serves its rate alone, is late beside neighbours.
+        """Return whether a batch, the smallest that serves its rate alone, exceeds the budget beside neighbours.
 
         Only with a latency budget: larger batches take longer, and smaller ones serve too little.
         """
@@ -335,7 +335,7 @@ class PartitionPlanner:
     def _list_sufficient(
         self, device: Device, workloads: Sequence[Workload], rate_rps: float, beside: Sequence[Workload]
     ) -> Sequence[Workload]:
-        """Return the smallest workload whose full batches serve the rate; with queueing also larger ones for bursts."""
+        """Return the smallest workload whose full batches serve the rate; with queueing also larger ones."""
 
         def enough(workload: Workload) -> bool:
             self.asked += 1

@@ -172,7 +172,7 @@ class Search:
 
     @property
     def _is_by_time(self) -> bool:
-        """Whether the time of the devices bounds the maps: with queues, or shared workers."""
+        """Whether lower bounds come from the devices' time: with queueing, or shared workers."""
         return self._is_queued or bool(list_shareable(self.problem))
 
     @property
@@ -238,7 +238,7 @@ class Search:
     def _list_maps(self, offers: CandidateSegments, planner: PartitionPlanner) -> Iterator[Placement]:
         """Yield maps of patterns with neighbours, and of the program without neighbours.
 
-        Under the queueing model the program comes before the patterns, each of which takes queues beside neighbours.
+        Under the queueing model the program comes first, since each pattern requires solving queues beside neighbours.
         """
         if self._is_queued:
             yield from self._run_program(offers, offers.list_choices, self._halve_limit())
@@ -275,7 +275,7 @@ class Search:
         return self._judge.settle(placement.gpus, placement.found_by or "")
 
     def _narrow(self) -> Problem:
-        """Return the problem on the kinds of devices that may make a cheaper map.
+        """Return the problem restricted to the kinds of devices that may give a cheaper map.
 
         A map with a device that costs as much as the incumbent is no cheaper. Under the queueing model, kinds whose
         guessed cost for all demands is not less are left out too.
@@ -293,7 +293,7 @@ class Search:
         return replace(self.problem, fleet=Fleet(tuple(entries)), alike={})
 
     def _search_likely_kinds(self) -> None:
-        """Search the maps of the two likely cheapest kinds alone, each within a third of the time left."""
+        """Search maps on the two kinds that are likely cheapest, each for a third of the time left."""
         if len(self._entries) < 2 or self._best.unplaced or self._is_counted or self.problem.previous is not None:
             return
         ranking = rank_kinds(self.problem, self._judge.segments)
@@ -304,7 +304,7 @@ class Search:
                 self._keep(Search(problem, limit).find_map())
 
     def _list_cheaper(self) -> list[FleetEntry]:
-        """Return the kinds with a device cheaper than the whole incumbent."""
+        """Return the kinds of which a single device costs less than the whole incumbent."""
         cost = sum_prices(self.problem, self._best.gpus)
         return [entry for entry in self._entries if entry.price_per_hour < cost * (1.0 - EXACT)]
 
@@ -328,7 +328,7 @@ class Search:
     def _run_program(
         self, offers: CandidateSegments, list_choices: Callable[[], Choices], limit: Limit, *, is_every: bool = False
     ) -> Iterator[Placement]:
-        """Yield the maps of the program; over every choice with a latency budget, its bound holds for all maps."""
+        """Yield the maps of the program; with all choices and a latency budget, its bound holds for every map."""
         problem = offers.problem
 
         def place(demands: Sequence[Demand]) -> Gpus:
@@ -346,7 +346,7 @@ class Search:
         place: Callable[[Sequence[Demand]], Gpus],
         limit: Limit,
     ) -> Iterator[Placement]:
-        """Yield the maps of a method, repaired where the replicas of a pool are together too slow.
+        """Yield the maps of a method, repaired if the pooled replicas of a model together serve too little.
 
         The demands of such pools are raised where there are devices enough. The first map is repaired without a limit:
         a search must not call a demand impossible for want of time.
@@ -373,9 +373,9 @@ class Search:
             self._report_progress(self._best)
 
     def _bound_budget(self, offers: CandidateSegments, plan_bound: float | None = None) -> None:
-        """Bound the cost of every map without shared workers, or on a small fleet the goodput.
+        """Bound the cost of every map without shared workers, or on a fleet that is too small the goodput.
 
-        ``plan_bound``: of the maps of the offers; None before they are searched.
+        ``plan_bound``: bound of the program over ``offers``; None before it has run.
         """
         if self._is_by_time:
             return
@@ -394,7 +394,7 @@ class Search:
             self._raise_cost_bound(bound_by_program(problem, bounding, cost, limit))
 
     def _finish(self) -> None:
-        """Keep what runs already where that costs nothing, and raise the rates of unmet demands."""
+        """Keep running replicas in place if that costs nothing, and raise the rates of unmet demands."""
         if self.problem.previous is not None:
             self._best = KeptMap(self.problem, self._judge, self.problem.previous).choose(self._best, self._plan_rest)
         self._best = self._judge.raise_rates(self._best)
@@ -434,7 +434,7 @@ def _list_quick(segments: Segments, demand: Demand, device: Device) -> Sequence[
 
 
 def can_serve(problem: Problem, segments: Segments, demand: Demand) -> bool:
-    """Return whether some kind of device alone serves a part of the demand in time; large shares are tried first."""
+    """Return whether some kind of device alone serves a part of the demand within its SLO; large shares go first."""
     return any(
         segments.make(demand, entry.device, workload) is not None
         for entry in problem.fleet.entries
@@ -451,7 +451,7 @@ def _list_shares(segments: Segments, demand: Demand, device: Device) -> Sequence
 
 
 def rank_kinds(problem: Problem, segments: Segments) -> list[tuple[float, FleetEntry]]:
-    """Return the kinds of devices that can run all demands, each with about its cost for them, cheapest first.
+    """Return the kinds of devices that can serve all demands, each with its approximate cost, cheapest first.
 
     The cost is of whole devices at full load, in batches within the SLOs.
     """
@@ -464,7 +464,7 @@ def rank_kinds(problem: Problem, segments: Segments) -> list[tuple[float, FleetE
 
 
 def _count_devices(segments: Segments, demand: Demand, device: Device) -> float:
-    """Return the number of devices that a demand fills with full batches, infinity where no batch is in time."""
+    """Return the number of devices that a demand fills with full batches; infinity if no batch is within the SLO."""
     most, problem = 0.0, segments.problem
     with suppress(InputError):
         for share in problem.estimator.shares(demand.model, device)[-1:]:
@@ -478,9 +478,9 @@ def _count_devices(segments: Segments, demand: Demand, device: Device) -> float:
 
 
 def list_single_kinds(problem: Problem, segments: Segments) -> Iterator[tuple[float, Problem]]:
-    """Yield the problem on each kind alone that has as many devices as needed, with about its cost; then on all.
+    """Yield the problem on each kind of unlimited count alone, with its approximate cost; then on all kinds.
 
-    On all kinds where devices are counted, or no kind alone is known to run all demands.
+    On all kinds if some are limited in count, or no kind alone is known to serve all demands.
     """
     kinds = problem.fleet.entries
     ranking = rank_kinds(problem, segments) if len(kinds) > 1 else []
@@ -525,7 +525,7 @@ class MeasuredOnly:
 
 
 def restrict_to_measured(problem: Problem) -> Problem | None:
-    """Return the problem with measured figures alone; None if all were measured anyway, or none of some demand's."""
+    """Return the problem with measured figures alone; None if all were measured, or some demand has none."""
     segments, is_partial = Segments(problem), False
     for demand in problem.demands:
         if segments.first_alike(demand.model) != demand.model:
@@ -562,14 +562,14 @@ def _list_observed(problem: Problem, segments: Segments, model: str, *, between:
 
 @dataclass(frozen=True, slots=True)
 class KeptMap:
-    """Keeps as much of a running map as costs nothing."""
+    """Keeps as much of a running map as possible without raising the cost."""
 
     problem: Problem
     judge: Judge
     previous: DeploymentMap
 
     def choose(self, planned: Placement, plan: Planner) -> Placement:
-        """Return the map of fewest moved replicas among those as good as ``planned``."""
+        """Return the map with the fewest moved replicas among those as good as ``planned``."""
         return min([planned, *self._list_maps(planned, plan)], key=self._rank)
 
     def _rank(self, placement: Placement) -> tuple[object, ...]:
@@ -577,7 +577,7 @@ class KeptMap:
         return *self.judge.rank(placement), moves
 
     def _list_maps(self, planned: Placement, plan: Planner) -> Iterator[Placement]:
-        """Yield the running map with its remainder placed, replanning as many devices as make it cost no more.
+        """Yield the running map with the remaining demands placed, and with as many devices replanned as needed.
 
         The remainder may need a further device it does not fill, while others have capacity that does not fit it: then
         the least filled devices are replanned too, twice as many each time.
@@ -601,7 +601,7 @@ class KeptMap:
             freed = 2 * freed or 1
 
     def _place(self, old_gpus: Sequence[PlacedGpu], plan: Planner) -> Placement | None:
-        """Return the standing devices with the rest of the demands placed; None where an SLO would break."""
+        """Return the kept devices with the remaining demands placed; None if an SLO would break."""
         kept_map = self.judge.settle(self.judge.share_out(old_gpus), "what runs already")
         if not self.judge.is_sound(kept_map):
             return None
@@ -612,7 +612,7 @@ class KeptMap:
         return self.judge.settle((*kept_map.gpus, *new_gpus), "what runs already") if new_gpus else kept_map
 
     def _list_standing(self) -> list[PlacedGpu]:
-        """Return the legal devices of the previous map within the fleet, the least filled first."""
+        """Return the legal devices of the previous map that the fleet has, the least filled first."""
         free = {
             entry.device.name: math.inf if entry.count is None else entry.count for entry in self.problem.fleet.entries
         }
@@ -666,7 +666,7 @@ class KeptMap:
         return planned and is_complete and legal and all(fits_device(device, part) for part in gpu.partitions)
 
     def _find_rest(self, placement: Placement) -> Problem | None:
-        """Return the problem of the remaining demands, None when nothing remains."""
+        """Return the problem of the demands not yet served; None when nothing remains."""
         rates = placement.rates_rps()
         replicas = Counter(replica.model for gpu in placement.gpus for replica in gpu.replicas())
         remainders = [_find_remainder(d, rates.get(d.model, 0.0), replicas[d.model]) for d in self.problem.demands]

@@ -80,7 +80,7 @@ class PatternPacker:
     memory: int = 0  #: Memory of the partition, in the slots' units.
 
     def list_maximal(self) -> tuple[SharePattern, ...] | None:
-        """Return every pattern to which nothing can be added, None when there are too many to list."""
+        """Return every maximal pattern, to which no slot can be added; None when there are too many to list."""
         by_size = {(share_units(slot.share), slot.memory): slot for slot in self.slots}
         sizes = sorted(by_size, reverse=True)
         if not sizes:
@@ -97,7 +97,7 @@ class PatternPacker:
         )
 
     def initial_patterns(self) -> tuple[SharePattern, ...]:
-        """Return the initial patterns: a slot a few times or as often as it fits, with the largest slots beside it."""
+        """Return initial patterns: each slot a few times or as often as it fits, filled up with large slots."""
         order = sorted(self.slots, key=lambda slot: (share_units(slot.share), slot.memory), reverse=True)
         patterns = []
         for slot in order:
@@ -127,7 +127,7 @@ class PatternPacker:
 
 
 def share_units(share: Share) -> int:
-    """Return a percentage as a part of `SPACE`."""
+    """Return a percentage in units, of which a partition has `SPACE`."""
     return max(1, math.floor(share.sm_pct * _PER_PERCENT + 1e-6))
 
 
@@ -173,7 +173,7 @@ def _list_packings(sizes: Sequence[tuple[int, int]], space: int, memory: int) ->
 
 @dataclass(frozen=True, slots=True)
 class MemoryGrid:
-    """Counts bytes of a kind of partition."""
+    """Unit in which bytes of memory are counted, for one kind of partition."""
 
     unit: int = 0  #: Bytes; 0 where memory does not bind and is not counted.
     capacity: int = 0  #: Units the partition holds.
@@ -182,11 +182,11 @@ class MemoryGrid:
 
     @property
     def is_exact(self) -> bool:
-        """Return whether nothing is rounded."""
+        """Return whether memory is counted in bytes, so that nothing is rounded."""
         return self.unit <= 1
 
     def count(self, memory_bytes: int | None) -> int:
-        """Return the units of ``memory_bytes``; unknown memory takes none."""
+        """Return the number of units for ``memory_bytes``; unknown memory takes none."""
         if not self.unit or not memory_bytes:
             return 0
         return memory_bytes // self.unit if self.relaxed else -(-memory_bytes // self.unit)

@@ -38,7 +38,7 @@ class ProgramPlan:
     bound: float  #: Per hour; 0.0 where nothing is known, or memory was rounded up.
 
     def pack(self, problem: Problem, segments: Segments) -> tuple[PlacedGpu, ...]:
-        """Return the devices of the chosen segments, whose neighbours are only evaluated here."""
+        """Lower bounds on devices and cost of maps that serve all demands; upper bound on the goodput of any map."""
         bins = FleetBins(problem, segments)
         if self.choice is not None:
             pack_replicas(_make_covers(self.demands, self.choices, self.choice), self.choice, segments, bins)
@@ -85,7 +85,7 @@ def minimise_cost(
 
 
 def _lower_to_reach(demand: Demand, segments: Sequence[Segment]) -> Demand:
-    """Return the demand lowered to the maximum rate of its allowed number of replicas."""
+    """Return the demand, its rate lowered to what its maximum number of replicas can serve."""
     most = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
     limit_rps = most * max(segment.capacity_rps for segment in segments)
     return demand if demand.rate_rps <= limit_rps else replace(demand, rate_rps=limit_rps)
@@ -109,7 +109,7 @@ def maximise_goodput(problem: Problem, demands: Sequence[Demand], choices: Choic
 
 
 def _solve_by_priority(problem: Problem, master: RestrictedMaster, limit: Limit) -> Solution | None:
-    """Return the solution serving most of the highest priority, then of the next with that, and so on.
+    """Return the solution that serves most of the highest priority, then most of the next, and so on.
 
     Patterns are generated for the objective of each priority, once the higher priorities are held at their optimum.
     """
@@ -218,7 +218,7 @@ def _fill(
     queues: _Queues,
     segments: Segments,
 ) -> None:
-    """Put the next pattern of a partition into it, as far as replicas wait for its slots."""
+    """Fill a partition with the next pattern, as long as replicas for its slots remain."""
     if not patterns.get(kind):
         return
     position: int | None = None
@@ -244,7 +244,7 @@ def _try_add(fresh: Bin, start: int | None, position: int | None, replica: Place
 def merge_replicas(
     problem: Problem, segments: Segments, choices: Choices, gpus: Sequence[PlacedGpu]
 ) -> tuple[PlacedGpu, ...]:
-    """Return the devices with as few replicas in each partition as their shares allow; no share grows."""
+    """Return the devices with replicas of a model in a partition merged; no share grows."""
     merged: dict[PlacedGpu, PlacedGpu] = {}
     for gpu in gpus:
         if gpu not in merged:
@@ -274,7 +274,7 @@ def _merge_in_partition(
 def _find_single(
     device: Device, choices: Choices, partition: PlacedPartition, replicas: Sequence[PlacedReplica], asked_rps: float
 ) -> PlacedReplica | None:
-    """Return a replica that does the work of these, None where no known replica takes as little."""
+    """Return one replica that serves the rate of these; None if no known segment takes as little space."""
     rate = math.fsum(replica.rate_rps for replica in replicas)
     if math.isclose(rate, asked_rps, rel_tol=1e-9):
         rate = asked_rps  # the whole demand: parts must not add up to a rounded sum

@@ -64,9 +64,7 @@ class Choice:
 
 
 def served_column(program: Program, demand: Demand, rate: int, *, floors: bool = True) -> int:
-    """Add the column of the served rate, taken from the row ``rate``; with a floor, it is zero or at least the
-    floor.
-    """
+    """Add the column of the served rate, an entry of the row ``rate``; with a floor, it is zero or at least that."""
     entries = {rate: -1.0}
     if demand.min_goodput_rps and floors:
         floor, ceiling = program.row(low=0.0), program.row(high=0.0)
@@ -168,7 +166,7 @@ class RestrictedMaster:
         return packer, patterns
 
     def _add_sum(self, kind: PartitionKind, capacity: int) -> None:
-        """Bound a partition's contents only by the shares and memory of whole partitions on average."""
+        """Bound a partition's contents only by the total share and memory of whole partitions."""
         shares, memory = self.program.row(low=0.0), self.program.row(low=0.0)
         self._sums[kind] = shares, memory
         self.program.column(0.0, {self.kind_rows[kind]: -1.0, shares: 100.0, memory: float(capacity)})
@@ -184,11 +182,11 @@ class RestrictedMaster:
         return True
 
     def slot_values(self, kind: PartitionKind, duals: Sequence[float]) -> dict[PartitionSlot, float]:
-        """Return the worth of a slot of each size of a partition by the duals."""
+        """Return the worth of a slot of each size in a partition, from the duals."""
         return {slot: duals[self._slots[kind[0], slot]] for slot in self.packers[kind].slots}
 
     def _take(self, segment: Segment) -> dict[int, float]:
-        """Return the entries of a column that takes a segment from the devices' rows."""
+        """Return the entries of a segment's column in the rows of its device."""
         kind = (segment.device, segment.share.mig)
         if kind in self._sums:
             shares, memory = self._sums[kind]
@@ -217,7 +215,7 @@ class RestrictedMaster:
         return {column: prices[configuration.device] for configuration, column in self._configurations}
 
     def configuration_duals(self, duals: Sequence[float]) -> list[tuple[DeviceConfiguration, float]]:
-        """Return the configurations of devices with the dual of their fleet's count, 0.0 without a count."""
+        """Return each device configuration with the dual of its fleet's count limit, 0.0 without a limit."""
         rows = self._fleet_rows
         return [
             (configuration, duals[rows[configuration.device]] if configuration.device in rows else 0.0)
@@ -310,7 +308,7 @@ def farley_bound(
 
 
 def _pattern_value(master: RestrictedMaster, kind: PartitionKind, solution: Solution) -> float:
-    """Return the worth of a partition's best pattern; 0.0 where all patterns are listed and its dual suffices."""
+    """Return the worth of a partition's best pattern; 0.0 if all patterns are listed, since its dual covers it."""
     if kind not in master.generated:
         return 0.0
     return master.packers[kind].best_pattern(master.slot_values(kind, solution.duals))[1]

@@ -1,8 +1,8 @@
 """Shared workers: lightly loaded models take turns in one process instead of a process and a share each.
 
-A process needs the memory of a context, and the least profiled share of a CPU is mostly a core. The models of a worker
-(`gpuprof.rules.turns`) run one batch at a time on all of its share and hold one context; every SLO must hold with the
-waits for the other models' batches.
+A process needs the memory of a context, and the smallest profiled share of a CPU is usually a core. The models of a
+worker (`gpuprof.rules.turns`) run one batch at a time on all of its share and hold one context; every SLO must hold
+with the waits for the other models' batches.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def list_shareable(problem: Problem) -> Mapping[str, Device]:
 def share_workers(problem: Problem, placement: Placement, bounds: TimeBounds, limit: Limit) -> Placement:
     """Return the placement with light models in shared workers where this serves more demands, or costs less.
 
-    ``bounds``: of maps with shared workers. Unchanged with the option ``isolate``; under a latency budget only CPUs are
-    shared, as the papers' rules know no shared process on a GPU.
+    ``bounds``: bounds for maps with shared workers. Unchanged with the option ``isolate``; under a latency budget only
+    CPUs are shared, as the papers' rules know no shared process on a GPU.
     """
     devices = list_shareable(problem)
     if not devices or (not placement.unplaced and is_proven_optimal(problem, placement)):
@@ -69,14 +69,14 @@ def share_workers(problem: Problem, placement: Placement, bounds: TimeBounds, li
 
 @dataclass(slots=True)
 class _Packing:
-    """Packs models in workers."""
+    """Packs light models into shared workers."""
 
     problem: Problem
     segments: Segments
     devices: Mapping[str, Device]  #: Devices that may have workers.
 
     def list_light(self, placement: Placement) -> Iterator[tuple[str, ...]]:
-        """Yield the models to be moved to workers: unplaced and single ones less busy than the mean, then all of them.
+        """Yield lists of models to move to workers: unplaced and single ones less busy than the mean, then all of them.
 
         The tightest SLO comes first, so that a worker's models are alike in it, then the busiest model.
         """
@@ -94,7 +94,7 @@ class _Packing:
                 yield light
 
     def pack(self, placement: Placement, light: Sequence[str]) -> list[PlacedGpu]:
-        """Return the devices of the other models with workers of light models beside them, and further devices.
+        """Return the devices with the other models, and workers of light models beside them or on new devices.
 
         Models that fit nowhere are left out, and where all demands are met those that a cheaper map has no place for.
         """
@@ -139,7 +139,7 @@ class _Packing:
                 gpus[:] = before
 
     def _add_part(self, gpu: PlacedGpu, model: str, rate_rps: float, *, is_whole: bool) -> tuple[PlacedGpu, float]:
-        """Return a device with a part of a rate in its first worker that takes some, and this part."""
+        """Return a device with part of a rate added to its first worker that can serve some, and that part."""
         device, replicas = self.devices.get(gpu.device), tuple(gpu.replicas())
         workers = {replica.turns: replica for replica in replicas if replica.turns}
 
@@ -155,7 +155,7 @@ class _Packing:
         return gpu, 0.0
 
     def _list_counts(self, device: Device, models: Sequence[str]) -> set[int]:
-        """Return the numbers of workers that fill a device in equal listed shares: small batches use these better."""
+        """Return the numbers of equal workers that fill a device with listed shares; they use small batches better."""
         shares = [share for share in self._list_shares(device, models) if not share.mig]
         return {int(100.0 / share.sm_pct * (1.0 + TOLERANCE)) for share in shares} or {1}
 
@@ -171,7 +171,7 @@ class _Packing:
         ]
 
     def _fill(self, gpu: PlacedGpu, left: list[str], workers: int) -> PlacedGpu:
-        """Return a device with so many workers more, of as many models from the begin of ``left`` as fit, taken off."""
+        """Return a device with ``workers`` more workers; their models are removed from the beginning of ``left``."""
         device = self.devices.get(gpu.device)
         if device is None or any(part.mig or part.unshared or part.oversubscribed for part in gpu.partitions):
             return gpu
@@ -207,7 +207,7 @@ class _Packing:
     def _make_partition(
         self, device: Device, replicas: tuple[PlacedReplica, ...], members: Sequence[PlacedReplica]
     ) -> PlacedPartition | None:
-        """Return the partition with members of workers, None where memory, processes or an SLO forbid it."""
+        """Return the partition with workers' members added; None if memory, processes or an SLO forbid it."""
         tried = set[tuple[int, ...]]()
         for slos in (0.5, 2.0):  # batches as the arrivals within so many SLOs: the first that keeps every SLO
             batches = tuple(self._choose_batch(device, member, slos) for member in members)
@@ -223,7 +223,7 @@ class _Packing:
         return None
 
     def _choose_batch(self, device: Device, member: PlacedReplica, slos: float) -> int:
-        """Return the least batch that holds the requests which arrive within so many SLOs, or the largest."""
+        """Return the smallest batch that holds the requests arriving in ``slos`` SLOs, else the largest."""
         arrivals = slos * member.rate_rps * self.problem.demand(member.model).slo.latency_ms / 1000.0
         model = self.segments.first_alike(member.model)
         batches = self.segments.search_space.listed_batches(model, device, member.share)

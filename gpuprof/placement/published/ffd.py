@@ -60,7 +60,7 @@ def _pack(problem: Problem, choices: dict[str, tuple[Segment, ...]], cost: Cost,
 
 
 def _squeeze(demand: Demand, missing_rps: float, segments: Sequence[Segment], bins: FleetBins) -> float:
-    """Fill the remaining room with the segments serving most; return the rate that is still unplaced."""
+    """Fill the remaining room with the segments that serve most; return the rate that is still unplaced."""
     placed = bins.count(demand.model)
     most = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
     for segment in sorted(segments, key=lambda s: (-min(s.capacity_rps, missing_rps), s.fraction)):

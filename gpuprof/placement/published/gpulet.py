@@ -145,7 +145,7 @@ class _OpenGpus:
         return 0.0
 
     def _in_turn(self, entry: FleetEntry, model: str, missing_rps: float, *, larger: bool) -> float:
-        """Let the workload take turns in a gpu-let, grown if ``larger``; return its served rate, 0 where it cannot."""
+        """Let the workload take turns in a gpu-let, enlarged if ``larger``; return its served rate, 0 if impossible."""
         for gpu in self.gpus if self.temporal else ():
             if gpu.entry is not entry or any(replica.model == model for replica in gpu.replicas):
                 continue
@@ -198,7 +198,7 @@ class _OpenGpus:
         return TurnDemand(rate_rps, self.problem.demand(model).slo.latency_ms, times)
 
     def _do_all_keep_slos(self, device: Device, partition: PlacedPartition) -> bool:
-        """Return whether memory suffices and each replica keeps its SLO with its waits, beside neighbours if aware."""
+        """Return whether memory suffices and each replica keeps its SLO with its waits for turns."""
         total_bytes = sum(replica.memory_bytes or 0 for replica in partition.replicas)
         if total_bytes > device.dram_bytes or len(partition.replicas) > MPS_CLIENTS:
             return False
@@ -225,7 +225,7 @@ class _OpenGpus:
         return min(missing_rps, segment.capacity_rps)
 
     def _can_bear(self, gpu: _Gpu, replica: PlacedReplica) -> bool:
-        """Return whether memory suffices and both workloads keep their SLOs beside each other."""
+        """Return whether memory suffices and both workloads keep their SLOs together."""
         replicas = (*gpu.replicas, replica)
         if any(placed.turns for placed in replicas):
             return self._do_all_keep_slos(gpu.entry.device, PlacedPartition(replicas))
@@ -273,7 +273,7 @@ def _sizes(segments: Segments, demand: Demand, entry: FleetEntry) -> list[Segmen
 
 
 def _ideal(sizes: Sequence[Segment], missing_rps: float) -> Segment:
-    """Return the smaller of the most efficient size and the least size serving the remaining rate."""
+    """Return the smaller of the most efficient size and the least size that serves the remaining rate."""
     efficient = max(sizes, key=lambda size: (size.capacity_rps / size.share.sm_pct, -size.share.sm_pct))
     sufficient = [size for size in sizes if size.capacity_rps >= missing_rps]
     return min([efficient, *sufficient[:1]], key=lambda size: size.share.sm_pct)
@@ -293,7 +293,7 @@ def _just_enough(segments: Segments, entry: FleetEntry, segment: Segment, missin
 
 @dataclass(frozen=True, slots=True)
 class TurnDemand:
-    """Requirements of a model for a cycle."""
+    """A model's requirements on a duty cycle."""
 
     rate_rps: float
     slo_ms: float

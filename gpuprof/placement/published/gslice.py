@@ -72,7 +72,7 @@ class _ShareTuner:
     _batches: dict[tuple[str, Share], tuple[int, ...]] = field(default_factory=dict)
 
     def alone(self, replica: PlacedReplica) -> PlacedReplica:
-        """Return the replica with the least share keeping its SLO without neighbours."""
+        """Return the replica with the least share that keeps its SLO without neighbours."""
         # Here and below, 1e-9: quotients carry rounding errors, and `int` would drop a whole unit.
         most = int(100.0 / self.policy.unit_pct + 1e-9)
         units = first_of(range(1, most + 1), partial(self._suffices_alone, replica))
@@ -125,9 +125,7 @@ class _ShareTuner:
         return True
 
     def _pressure(self, state: _State, index: int) -> float:
-        """Return latency or throughput relative to its objective, whichever is further off; above 1 the SLO is
-        missed.
-        """
+        """Return latency or throughput relative to its objective, the worse of both; missed if above 1."""
         replica, beside = state[index], self._beside(state, index)
         demand = self.segments.problem.demand(replica.model)
         allowed_ms = demand.slo.latency_ms * (self.segments.problem.options.latency_budget or 1.0)

@@ -92,7 +92,7 @@ class _Cluster:
 
     @property
     def most_units(self) -> int:
-        """Units in the whole device."""
+        """Units of share in the whole device."""
         return int(100.0 / self.unit_pct + 1e-9)
 
     def number(self, task: _Task) -> int:

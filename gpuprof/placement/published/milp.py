@@ -153,7 +153,7 @@ def _put_elsewhere(
     batch: int,
     rate_rps: float,
 ) -> None:
-    """Put a replica on the first GPU without a replica of its model where all SLOs hold, if any."""
+    """Put a replica on the first GPU without its model where all SLOs hold, if any."""
     for gpu_bin in bins:
         requirement = requirements_by_model[gpu_bin.device.name].get(batch)
         if requirement is None or any(replica.model == model for replica in gpu_bin.to_gpu().replicas()):

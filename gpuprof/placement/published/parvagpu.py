@@ -41,13 +41,13 @@ class _Service:
     triplets: tuple[_Triplet, ...]
 
     def last(self, rate_rps: float) -> _Triplet:
-        """LASTSEG: the smallest instance serving the rest, the most efficient where none does."""
+        """LASTSEG: the smallest instance that serves the remaining rate; if none does, the most efficient."""
         enough = [triplet for triplet in self.triplets if triplet.segment.capacity_rps >= rate_rps * (1 - 1e-9)]
         return min(enough, key=lambda t: t.slices) if enough else self.optimal(self.triplets)
 
     @staticmethod
     def optimal(triplets: Iterable[_Triplet]) -> _Triplet:
-        """OPTSEG: the most throughput for each slice; the smaller instance among equals."""
+        """OPTSEG: the triplet with the most throughput per slice; among equals, the smaller instance."""
         return max(triplets, key=lambda t: (t.efficiency, -t.slices))
 
 
@@ -169,7 +169,7 @@ def allocate(entry: FleetEntry, queue: Sequence[tuple[_Service, _Triplet]], gpus
 
 
 def standing(problem: Problem, segments: Segments, entry: FleetEntry, services: Sequence[_Service]) -> list[_Gpu]:
-    """Return the GPUs of the previous map with the segments of all services that need no reconfiguration.
+    """Return the GPUs of the previous map with only the segments of services that need no reconfiguration.
 
     Empty if the map needs more GPUs of this kind than available, or two of its segments overlap.
     """
@@ -191,7 +191,7 @@ def standing(problem: Problem, segments: Segments, entry: FleetEntry, services: 
 def _segments_then(
     previous: DeploymentMap, segments: Segments, entry: FleetEntry, service: _Service
 ) -> list[tuple[tuple[str, int], MigPlacement, _Triplet]]:
-    """Return the locations of the service's old segments, none when it has to be reconfigured."""
+    """Return the locations of the service's previous segments; none if it must be reconfigured."""
     demand, old = service.demand, previous.models.get(service.demand.model)
     if old is None or (old.rate_rps, Slo(old.slo_ms, old.percentile)) != (demand.rate_rps, demand.slo):
         return []
@@ -241,7 +241,7 @@ def optimize(entry: FleetEntry, gpus: Sequence[_Gpu], movable: frozenset[str]) -
 
 
 def _broken_up(gpu: _Gpu, debt: Mapping[str, float]) -> tuple[list[tuple[_Service, _Triplet]], dict[str, float]] | None:
-    """Return the small segments that replace those of ``gpu``, and the new owed rates; None without small segments."""
+    """Return small segments that replace those of ``gpu``, and the updated owed rates; None if there are none."""
     now_owed = dict(debt)
     small: list[tuple[_Service, _Triplet]] = []
     for _, service, triplet in gpu.placed:
@@ -275,7 +275,7 @@ def _small_segments(service: _Service, owed_rps: float) -> tuple[list[_Triplet] 
 
 
 def _placement(name: str, problem: Problem, segments: Segments, entry: FleetEntry, gpus: Sequence[_Gpu]) -> Placement:
-    """Divide the rates among the placed segments and name the unplaced demands."""
+    """Return the placement with rates divided among the placed segments, and unplaced demands named."""
     rates: dict[str, list[PlacedReplica]] = {}
     unplaced = []
     for demand in problem.by_priority():

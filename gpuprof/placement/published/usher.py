@@ -158,7 +158,7 @@ class Usher:
     def _apart(
         self, problem: Problem, segments: Segments, bins: Sequence[Bin], rejections: Sequence[tuple[Option, str, float]]
     ) -> list[Bin]:
-        """Return further devices for the replicas breaking an SLO with their neighbours, first fit.
+        """Return further devices for replicas that break an SLO beside their neighbours, by first fit.
 
         They are of the same kind, else of the kind serving most of the rate, the cheapest among equals.
         """
@@ -183,7 +183,7 @@ class Usher:
 
 
 def _manageable(options: Sequence[Sequence[Option]]) -> list[list[Option]]:
-    """Return the options, without dominated options where there are too many."""
+    """Return the options; if there are too many, without dominated ones."""
     if math.prod(len(choice) for choice in options) <= _MOST_CONFIGURATIONS:
         return [list(choice) for choice in options]
     efficient = [[o for o in choice if not any(_dominates(option, o) for option in choice)] for choice in options]
@@ -194,7 +194,7 @@ def _manageable(options: Sequence[Sequence[Option]]) -> list[list[Option]]:
 
 
 def _fewer(options: Sequence[Option], most: int) -> list[Option]:
-    """Return at most ``most`` options: the first serving everything, and some serving less."""
+    """Return at most ``most`` options: the first that serves everything, and some that serve less."""
     complete = [option for option in options if option.served_rps >= option.demand.rate_rps * (1 - TOLERANCE)]
     partial = [option for option in options if option not in complete]
     cut = max(most - len(complete), min(len(partial), most // 2))
@@ -261,7 +261,7 @@ def pair_opposites(surplus: Sequence[float]) -> list[tuple[int, int]]:
 
 
 def _left_out(surpluses: Sequence[float]) -> int:
-    """Return the position without which the pairs of least and greatest weigh least.
+    """Return the group to leave out, so that pairing least with greatest surpluses has the least weight.
 
     Without a position of the lower half, the pairs outside it stay and those inside it shift by one; likewise above.
     """
@@ -420,12 +420,12 @@ class Trial:
         return self._changed.get(index, self.ground.spaces[index])
 
     def _own(self, option: Option) -> list[tuple[float, int]]:
-        """Return the group's devices able to host a replica, fullest first."""
+        """Return the devices opened for this group that can host a replica, fullest first."""
         first = len(self.ground.spaces)
         return sorted(self._taking(option, range(first, first + len(self._opened))))
 
     def _outside(self, option: Option, most: int) -> list[tuple[float, int]]:
-        """Return at most ``most`` of the other groups' devices able to host a replica, fullest first."""
+        """Return at most ``most`` devices of earlier groups that can host a replica, fullest first."""
         fits = list(self._taking(option, self._changed))
         for fit in self.ground.fits(option) if most else []:
             if most <= 0:
@@ -445,7 +445,7 @@ class Trial:
                 yield after.free_pct, index
 
     def _host(self, option: Option, missing: int, fits: Sequence[tuple[float, int]]) -> int:
-        """Put replicas on devices in this order; return the number left."""
+        """Put replicas on devices in the order of ``fits``; return the number left."""
         for _, index in fits[:missing]:
             space = self._space(index)
             after = space.after(option.demand.model, option.by_device[space.device])

@@ -146,7 +146,7 @@ def describe_disturbance(timing: Timing) -> tuple[str, ...]:
 
 
 def _time_nodes(request: Request, crew: Crew) -> NodeTimes:
-    """Return the nodes' times by ONNX Runtime's profiler, which slows a batch down: apart from the latencies."""
+    """Return the nodes' times from ONNX Runtime's profiler, in a separate pass, because it slows batches down."""
     job = request.job
     effort = Effort(time_s=request.limits.min_time_s, min_repeats=5, max_repeats=50)
     with tempfile.TemporaryDirectory(prefix="gpuprof-") as name:

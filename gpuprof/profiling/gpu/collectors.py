@@ -151,7 +151,7 @@ class GpuCollector:
         bindings: Sequence[ShareBinding],
         recorder: Worker | None,
     ) -> Collected:
-        """Return the rows of a timed request, with what the profilers record of it."""
+        """Return the rows of a timed request, completed by the profilers' recordings."""
         timings, sampled = measured
         settings = self._settings(request, timings[0], sampled, [binding.environment for binding in bindings])
         if request.beside:
@@ -197,7 +197,7 @@ class GpuCollector:
         }
 
     def _measure_idle(self) -> NvmlFigures:
-        """Return the memory held by other processes, and the least power seen: a GPU cools down for some seconds."""
+        """Return the memory held by other processes, and the least power sampled: a GPU cools down for some seconds."""
         idle = idle_figures()
         powers = [power for power in (idle.power_w, self._idle_power_w) if power is not None]
         self._idle_power_w = min(powers, default=None)
@@ -237,7 +237,7 @@ class GpuCollector:
         recorder: Worker | None,
         gpu: GpuOptions | None,
     ) -> tuple[Timelines | None, tuple[str, ...]]:
-        """Return the timelines, and notes; under a share, or in a worker, a failed recording is left out."""
+        """Return the timelines, and notes; under a share or in a worker, a failed recording is skipped."""
         if not self.timeline:
             return None, ()
         job, limits = request.job, request.limits
@@ -257,7 +257,7 @@ class GpuCollector:
     def _dispatch_beside(
         self, request: Request, bindings: Sequence[ShareBinding], timing: Timing
     ) -> tuple[float | None, tuple[str, ...]]:
-        """Return a batch's time in which the device waits for launches while the neighbours run (iGniter, eq. 6)."""
+        """Return the time per batch in which the device waits for launches beside neighbours (iGniter, eq. 6)."""
         environment, gpu = bindings[0].environment, timing.loaded.gpu
         with (
             tempfile.TemporaryDirectory(prefix="gpuprof-") as name,

@@ -143,7 +143,7 @@ class Recording:
 
 
 def kernel_rows(request: Request, kernels: pd.DataFrame) -> tuple[KernelRow, ...]:
-    """Return a row for each kernel of the last few runs, tied to its op if known."""
+    """Return a row for each kernel of the last few runs, with its op if known."""
     if not len(kernels):
         return ()
     tied = kernels["repeat"].isin(kernels["repeat"][column(kernels, "op_name").notna()])

@@ -156,7 +156,7 @@ def _find_offset(timeline: Timeline, profile: Timeline) -> int:
 
 
 def _list_windows(timeline: Timeline, profile: Timeline, calls: pd.DataFrame) -> Iterator[tuple[int, int]]:
-    """Yield the smallest and the largest offset that the runs allow, for each way in which they may correspond.
+    """Yield the smallest and largest offset for each way in which runs of both recordings may correspond.
 
     A marked run contains a run of the profile, and a run of the profile contains the first, the last or the middle
     launch. The profile's last runs are the first to be considered.
@@ -197,7 +197,7 @@ class _Trial:
         ]
 
     def count(self, offset: int) -> tuple[int, int]:
-        """Return the number of launches that agree with the nodes, and that of all launches during the session's runs.
+        """Return the number of launches that agree with the nodes, and of all launches during the session's runs.
 
         A launch agrees if its call is completely within a node, that of most launches at the same place in a run.
         """

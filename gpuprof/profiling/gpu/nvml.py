@@ -90,7 +90,7 @@ class NvmlSampler:
         )
 
     def _counted_w(self) -> float | None:
-        """Return the mean power by the energy counter; None without a counter, or after too short a time."""
+        """Return the mean power from the energy counter; None without a counter or for too short a time."""
         points = [p for p in (*self._energy, *([] if self._stopped else [self._read_energy()])) if p is not None]
         if len(points) < 2 or points[-1][0] - points[0][0] < _LEAST_COUNTED_S or points[-1][1] <= points[0][1]:
             return None

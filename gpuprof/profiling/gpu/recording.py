@@ -167,7 +167,7 @@ class UnreadError(UnavailableError):
 
 @contextmanager
 def describe_recording_errors() -> Iterator[None]:
-    """Turn errors in reading a local recording into an error that does not blame the model or the command line."""
+    """Turn errors in reading a local recording into errors that do not blame the model or the command line."""
     try:
         yield
     except InputError as error:

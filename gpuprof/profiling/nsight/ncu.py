@@ -441,7 +441,7 @@ def _whole(text: str) -> int:
 
 
 def _describe_gpu(name: str, numbers: Mapping[str, float | None]) -> GpuDescription:
-    """Return the description in ncu's attributes: clocks are in kHz, the memory's counts both edges."""
+    """Return the description in ncu's attributes; clocks are in kHz, and the memory clock counts both edges."""
 
     def whole(attribute: str) -> int | None:
         value = numbers.get(attribute)

@@ -104,7 +104,7 @@ def run_tool(
 
 
 def _exit_code(command: Sequence[str], log: Path, time_limit_s: float, environment: Mapping[str, str]) -> int | None:
-    """Return the exit code of a program, after all its children have ended; None: hung."""
+    """Return a program's exit code after all its children have ended; None if it hung."""
     with log.open("wb") as output:
         try:
             process = subprocess.Popen(

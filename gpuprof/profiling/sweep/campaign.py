@@ -300,7 +300,7 @@ class Campaign:
         return Run(run, *parts)
 
     def _read_known(self, cells: Sequence[Cell]) -> dict[CellKey, list[list[MeasuredRow]]]:
-        """Return for each cell the rows of every run that need not be repeated, the oldest first.
+        """Return for each cell the rows of all runs that need not be repeated, oldest first.
 
         A run without recorded sizes is taken to have the assumed sizes.
         """

@@ -252,7 +252,7 @@ def plan_cells(
 
 
 def _identity(cell: Cell) -> tuple[object, ...]:
-    """Return the identity of a cell, without comparing graphs of thousands of ops."""
+    """Return a key of the cell that is quicker to compare than graphs of thousands of ops."""
     return tuple((job.path, job.workload) for job in (cell.job, *cell.beside))
 
 

@@ -138,7 +138,7 @@ def sweep_cluster(
 
 
 def _start_workers(ray: Any, device: str | None) -> dict[str, list[Any]]:
-    """Return by device an actor for each GPU of the cluster, or for each node, with all its CPUs."""
+    """Return the actors by device: one for each GPU of the cluster, or one for each node with all its CPUs."""
     strategies = import_module("ray.util.scheduling_strategies")
     nodes = [node for node in ray.nodes() if node["Alive"]]
     with_gpus = device != "cpu" and any(node["Resources"].get("GPU") for node in nodes)

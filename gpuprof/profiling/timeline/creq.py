@@ -173,7 +173,7 @@ def compute_requirement(
 
 
 def _gap_ms(latency_ms: float, busy_ms: float, copy_ms: float) -> tuple[float | None, tuple[str, ...]]:
-    """Return the part of a latency in which the device waits; None with a note for an impossible value."""
+    """Return the part of a latency in which the device waits for launches; None with a note for impossible values."""
     gap_ms = latency_ms - busy_ms - copy_ms
     if gap_ms >= 0.0:
         return gap_ms, ()
@@ -186,7 +186,7 @@ def _gap_ms(latency_ms: float, busy_ms: float, copy_ms: float) -> tuple[float | 
 
 
 def _counted_requirement(kernels: pd.DataFrame) -> GpuRequirement | None:
-    """Return the requirements from kernels counted one by one: ncu lets no kernels overlap, so gaps are unknown."""
+    """Return the requirements from kernels counted one by one: under ncu kernels never overlap, so gaps are unknown."""
     if not len(kernels) or column(kernels, "duration_ns").isna().any():
         return None
     source = _occupancy_source(kernels)
@@ -228,7 +228,7 @@ def sum_overlapping(starts: Integers, ends: Integers, values: Floats) -> tuple[I
 
 
 def _occupancy_source(kernels: pd.DataFrame) -> str | None:
-    """Return the column that has the occupancy of all kernels; counters go before launches."""
+    """Return the column with the occupancy of all kernels; counters take precedence over launches."""
     names = ("achieved_occupancy_pct", "launch_occupancy_pct")
     return next((name for name in names if _complete_column(kernels, name) is not None), None)
 
@@ -272,7 +272,7 @@ def _spans(part: pd.DataFrame) -> tuple[Integers, Integers]:
 
 
 def _covered_ns(tables: list[pd.DataFrame], first: int | None = None, last: int | None = None) -> float:
-    """Return the time during which an event of any table ran, between ``first`` and ``last`` if given."""
+    """Return the time during which some event of the tables ran, between ``first`` and ``last`` if given."""
     spans = [_spans(table) for table in tables]
     starts, ends = (np.concatenate(parts) for parts in zip(*spans, strict=True))
     if first is not None and last is not None:
@@ -300,7 +300,7 @@ def _weighted_mean(part: pd.DataFrame, name: str) -> float | None:
 
 
 def _copied_bytes(timeline: Timeline | None, direction: str, runs: int) -> float | None:
-    """Return the bytes of a run; None if copies, their direction or their size were not recorded."""
+    """Return the bytes copied per run; None if copies, their direction or their size were not recorded."""
     if timeline is None or (timeline.copies["direction"] == UNKNOWN).any():
         return None
     copied = timeline.copies.loc[timeline.copies["direction"] == direction, "bytes"]

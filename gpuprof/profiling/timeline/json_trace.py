@@ -262,7 +262,7 @@ def _to_ns(microseconds: Any) -> int:
 
 
 def _clamp(number: int) -> int:
-    """Return a number that fits into 64 bits; beyond them it has no meaning."""
+    """Return a number clamped to 64 bits; larger ones have no meaning."""
     return min(max(number, _LEAST), _MOST)
 
 

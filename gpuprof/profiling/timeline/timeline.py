@@ -259,7 +259,7 @@ class Timeline:
         return self.mark_runs(self.ranges[matching])
 
     def _cut(self, runs: int) -> Timeline:
-        """Cut the kernels into ``runs`` equal parts, the first kernels left over, and the copies between them."""
+        """Return kernels cut into ``runs`` equal parts without the first surplus ones, and copies between."""
         ordered = self.kernels.sort_values("launch_start_ns" if "launch_start_ns" in self.kernels else "start_ns")
         size = len(ordered) // runs if runs else 0
         names = ordered["name"].tolist()[len(ordered) - size * runs :]
@@ -429,7 +429,7 @@ def join_kernels(
 
 
 def _split_into_runs(labels: list[tuple[object, ...]], runs: int) -> list[list[int]]:
-    """Cut the counted kernels into as many runs as in the timeline, if they repeat that often; else a single run."""
+    """Return the counted kernels cut into the timeline's number of runs if they repeat that often; else as one run."""
     if runs > 1 and labels and len(labels) % runs == 0:
         size = len(labels) // runs
         if all(labels[i] == labels[i % size] for i in range(len(labels))):
@@ -438,7 +438,7 @@ def _split_into_runs(labels: list[tuple[object, ...]], runs: int) -> list[list[i
 
 
 def _match_launches(here: list[tuple[object, ...]], there: list[tuple[object, ...]]) -> list[int]:
-    """Return for each launch the position of its counterpart, or -1: launches of a label match in their order."""
+    """Return for each launch the position of its counterpart, or -1; equal labels are matched in order."""
     spare: dict[tuple[object, ...], deque[int]] = defaultdict(deque)
     for row, label in enumerate(there):
         spare[label].append(row)
@@ -446,7 +446,7 @@ def _match_launches(here: list[tuple[object, ...]], there: list[tuple[object, ..
 
 
 def _names(frame: pd.DataFrame, whole: bool) -> dict[object, str]:
-    """Return each name without its parts that vary between demanglers: spaces, the result's type, or all arguments."""
+    """Return each name without parts that differ between demanglers: spaces, the return type, or all arguments."""
     names = set(frame["name"])
     if whole:
         return {name: _SPACES.sub("", _RETURN.sub("", str(name))) for name in names}

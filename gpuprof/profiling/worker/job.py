@@ -96,7 +96,7 @@ def percentile(ordered: Sequence[float], percent: int) -> float | None:
 
 
 def _halves_agree(latencies: Sequence[float], precision: float) -> bool:
-    """Return whether the medians of both halves are as close as expected for two samples of this precision.
+    """Return whether the medians of both halves differ by no more than this precision allows.
 
     An interval from order statistics assumes independent values; a clock that drops, or a neighbour that wakes up
     halfway, makes the interval narrow around a median valid for neither half.

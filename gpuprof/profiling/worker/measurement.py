@@ -81,7 +81,7 @@ class Crew:
 
     @property
     def leader(self) -> Worker:
-        """The first process of the job."""
+        """The job's first process, whose timing ends the measurement."""
         return self._workers[0][0]
 
     def measure(
@@ -150,7 +150,7 @@ class Crew:
                 _receive_all(self._everybody())
 
     def _load(self, jobs: Sequence[Job], limits: TimingLimits) -> tuple[list[dict[str, Any]], list[Loaded]]:
-        """Load all models at once, before any is timed; return each job's inputs, and how it was loaded."""
+        """Load all models before timing any; return each job's inputs, and how it was loaded."""
         feeds = [job.inputs() for job in jobs]
         for number, (job, workers) in enumerate(zip(jobs, self._workers, strict=True)):
             for place, worker in enumerate(workers):
@@ -171,7 +171,7 @@ class Crew:
 
 
 def _receive_all(workers: Sequence[Worker]) -> dict[Worker, Any]:
-    """Return the result of each worker; an error is raised once all have answered, so that none is left behind."""
+    """Return the result of each worker; an error is raised after all have answered, so that none keeps running."""
     results: dict[Worker, Any] = {}
     errors: list[GpuprofError] = []
     for worker in workers:

@@ -72,7 +72,7 @@ def _to_floats(bits: Any, kind: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSetup:
-    """Execution provider of a worker, and its share."""
+    """Execution provider of a worker, and its share of the device."""
 
     provider: str = ORT_CPU
     threads: int = 1  #: Intra-op threads of its sessions.
@@ -82,14 +82,14 @@ class WorkerSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """Duration of repeated runs: ``time_s`` seconds, within these limits on the number of runs."""
+    """How long a run is repeated: ``time_s`` seconds, within limits on the number of runs."""
 
     time_s: float
     min_repeats: int
     max_repeats: int | None = None
 
     def repeat(self, run: Callable[[], object]) -> list[int]:
-        """Run as often as given; return the durations in nanoseconds."""
+        """Repeat ``run`` as specified; return the durations in nanoseconds."""
         end = time.monotonic() + self.time_s
         most = math.inf if self.max_repeats is None else self.max_repeats
         durations: list[int] = []
@@ -145,14 +145,14 @@ class Resident:
         self._baseline_bytes = 0
 
     def open(self, model: Path, gpu: GpuOptions | None = None, **options: Any) -> Any:
-        """Return a session with the worker's provider and threads, and the options ``gpu`` but graphs."""
+        """Return a session with the worker's provider and threads, and the options ``gpu`` except graphs."""
         if gpu is not None:
             gpu = gpu.without_graphs()
             options |= {"provider": gpu.provider, "provider_options": gpu.provider_options()}
         return open_session(model, **{"threads": self.setup.threads, "provider": self.setup.provider, **options})
 
     def run_of(self, model: Path, feeds: Feeds, gpu: GpuOptions | None = None) -> Run:
-        """Return a function that runs a model as it is served: with the options ``gpu`` on a GPU."""
+        """Return a function that runs a model as it is served; on a GPU with the options ``gpu``."""
         if gpu is None:
             return session_run(self.open(model), feeds, model)
         memory = PinnedMemory() if gpu.pinned else None
@@ -259,7 +259,7 @@ def compare_outputs(resident: Resident, model: Path, converted: Path, feeds: Fee
 
 
 def check_model(resident: Resident, model: Path, batches: bool) -> str | None:
-    """Load a model; with ``batches`` return the output that keeps requests from sharing a batch, if any."""
+    """Load a model; with ``batches``, return the output, if any, that prevents requests from sharing a batch."""
     resident.open(model)
     return find_mixed_output(model) if batches else None
 
@@ -335,7 +335,7 @@ def _growing_counts() -> Iterator[int]:
 
 
 def _waited_s() -> float | None:
-    """Return how long the threads of this process have waited for a core; None where the kernel does not count it."""
+    """Return how long this process's threads have waited for a core; None where the kernel does not count it."""
     try:
         # Time on a core, time ready but not on one, in nanoseconds (Documentation/scheduler/sched-stats.rst).
         threads = [(task / "schedstat").read_text().split() for task in Path("/proc/self/task").iterdir()]
@@ -345,13 +345,13 @@ def _waited_s() -> float | None:
 
 
 def _set_mmap_threshold(size: int) -> None:
-    """Set the size from which on glibc takes memory from the system and returns it (mallopt(3))."""
+    """Set the size from which glibc takes memory from the system and returns it on release (mallopt(3))."""
     with suppress(AttributeError):
         ctypes.CDLL(None).mallopt(-3, size)  # M_MMAP_THRESHOLD
 
 
 def _reset_peak() -> int:
-    """Return the resident bytes of this process, from which on the peak is counted."""
+    """Restart the count of peak memory; return the resident bytes of this process."""
     with suppress(OSError):  # unsupported by some kernels; the peak then includes the imports
         # Reset VmHWM, the peak, to the current resident size (proc(5)).
         Path("/proc/self/clear_refs").write_text("5")

@@ -1,9 +1,9 @@
 """Adapts the map to the load: replans when the measured load leaves the plan's bounds.
 
-Changing maps is expensive, and measurements are noisy. So a model must be out of bounds for several periods, longer
-with excess than with lack of capacity. After a move, nothing is judged until the new workers have settled. The placer
-plans with headroom, so that the new bounds lie around the measured load. A load without a better map is not planned
-again until it has changed or a while, longer each time, has passed.
+Changing maps is expensive, and measurements are noisy. So a model must be out of bounds for several periods, longer for
+excess than for lack of capacity. After a move, nothing is judged until the new workers have settled. Maps are planned
+with headroom, so that the new bounds enclose the measured load. If no better map exists, planning is repeated only
+after the load has changed, or after increasing intervals.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Load:
 
 
 class Replanner(Protocol):
-    """Plans a map; picklable, since another process calls it."""
+    """Plans a map for a load; picklable, since it is called in another process."""
 
     def __call__(self, deployment: DeploymentMap, load: Load) -> DeploymentMap | None:
         """Return a better map for ``load`` to which a server of ``deployment`` can switch; None if there is none."""
@@ -104,12 +104,12 @@ class Adapter:
                 self._back_off()
 
     def follow(self, deployment: DeploymentMap) -> None:
-        """Compare with another map from now on, after its application."""
+        """Compare the load with this map from now on, after it was applied."""
         self._deployment = deployment
         self._streaks.clear()
 
     async def decide(self, loads: Mapping[str, ObservedLoad]) -> None:
-        """Compare a period with the plan, and apply another map if needed.
+        """Compare a period's load with the plan, and apply another map if needed.
 
         Raises `GpuprofError` when planning or moving fails; the old map stays.
         """
@@ -163,7 +163,7 @@ class Adapter:
         return Load(rates, slowdowns, beside)
 
     def _is_measured(self, model: str) -> bool:
-        """Return whether a model's times without neighbours were measured, so that its neighbours are what slows it."""
+        """Return whether a model's times without neighbours were measured, so that only its neighbours can slow it."""
         sources = [replica.predicted.source for *_, replica in self._deployment.places() if replica.model == model]
         return bool(sources) and all(source.startswith((MEASURED, INTERPOLATED)) for source in sources)
 
@@ -217,13 +217,13 @@ class Adapter:
         self._back_off()
 
     def _back_off(self) -> None:
-        """Back off before planning for the same load again, longer each time."""
+        """Wait before planning for the same load again, longer each time."""
         self._not_before = time.monotonic() + self._waits * self._settings.period_s
         self._waits = min(2 * self._waits, _MOST_WAITED_PERIODS)
 
 
 async def plan_aside(replan: Replanner, deployment: DeploymentMap, load: Load) -> DeploymentMap | None:
-    """Return the plan of a child process: planning takes seconds, in which the event loop must answer requests.
+    """Return a map planned in a child process: planning takes seconds, while the event loop must answer requests.
 
     Raises the planner's `GpuprofError`, and `UnavailableError` for any other error or the death of the process.
     """

@@ -88,7 +88,7 @@ class StandbyController:
             )
 
     def _find_latest_replica(self, model: ServedModel, start: _Snapshot) -> ServedReplica | None:
-        """Return the replica with a standby and the most late answers; among equals the busiest."""
+        """Return the replica with a standby and the most late answers; among equals, the busiest."""
         able = [replica for replica in model.replicas if self._worker_fleet.standby(replica.plan.name) is not None]
 
         def rate_lateness(replica: ServedReplica) -> tuple[float, int]:

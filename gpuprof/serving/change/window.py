@@ -82,7 +82,7 @@ def percentile_of(buckets: Sequence[int], percentile: float) -> float | None:
 
 
 class Departure(StrEnum):
-    """The kinds of departure of a model from the bounds of its plan."""
+    """How a model's load departs from its plan."""
 
     RATE = "more requests than planned"
     LATENCY = "batches take longer than planned"

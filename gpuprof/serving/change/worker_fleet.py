@@ -206,7 +206,7 @@ class WorkerFleet:
             LOGGER.warning("replica has no standby", extra={"replica": name, "error": fault.message})
 
     async def _end_standbys(self) -> None:
-        """End standbys that no replica wants any more, or for which no capacity is left."""
+        """End standbys that no replica needs, or whose resources are no longer free."""
         standby_plans = {replica.planned.plan.name: replica.planned.standby for replica in self._running}
         for name, standby in list(self._standbys.items()):
             plan = standby_plans.get(name)
@@ -217,7 +217,7 @@ class WorkerFleet:
             LOGGER.info("standby ended", extra={"replica": name})
 
     def _fits(self, standby: Standby) -> bool:
-        """Return whether the resources of a standby are still free of standbys that took over."""
+        """Return whether a standby's resources are free, despite standbys that took over."""
         amounts = [(self._claimed.get(claim.resource, 0.0) + claim.amount, claim.spare) for claim in standby.claims]
         return all(amount <= spare or math.isclose(amount, spare) for amount, spare in amounts)
 
@@ -232,7 +232,7 @@ class WorkerFleet:
     async def _start_replicas(
         self, planned: Sequence[tuple[ServedModel, PlannedReplica]], faults: _Faults
     ) -> list[_RunningReplica]:
-        """Return the replicas that started, when all are ready or have failed; add the reasons of failures."""
+        """Return the replicas that started, once all are ready or failed; add reasons of failures to ``faults``."""
 
         async def start(model: ServedModel, replica: PlannedReplica) -> list[_RunningReplica]:
             try:
@@ -299,5 +299,5 @@ def _identity(planned: PlannedReplica) -> tuple[object, ...]:
 
 
 def _orders(orders: Sequence[WorkerOrder]) -> tuple[WorkerOrder, ...]:
-    """Return the orders without the names of their groups, and of the plan that their worker was started for."""
+    """Return worker orders without group names and without the plan for which the worker was started."""
     return tuple(replace(order, group="", turns=order.turns.partition(_GENERATION)[0]) for order in orders)

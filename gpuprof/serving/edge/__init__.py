@@ -1,1 +1,1 @@
-"""The edge: Envoy between strangers and the router, for TLS, HTTP/2, gRPC, tokens, deadlines and limits."""
+"""The edge: Envoy between untrusted clients and the router, for TLS, HTTP/2, gRPC, tokens, deadlines and limits."""

@@ -88,15 +88,15 @@ def render_bootstrap(settings: EdgeSettings) -> str:
 
 
 class _PlainDumper(yaml.SafeDumper):
-    """Writes repeated parts out: Envoy and people read them more easily than anchors."""
+    """Writes repeated parts in full, which Envoy and people read more easily than YAML anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Return True: no part is replaced by an alias."""
+        """Return True, so that no part is replaced by a YAML alias."""
         return True
 
 
 def _fill(node: Any, values: dict[str, Any]) -> Any:
-    """Return a part of the document with its settings; `_REMOVED` where its condition does not hold."""
+    """Return a part of the document with its settings filled in; `_REMOVED` if its condition is false."""
     if isinstance(node, dict):
         if _WHEN in node and not _fill(node[_WHEN], values):
             return _REMOVED
@@ -201,7 +201,7 @@ class Edge:
             self._supervised.begin(envoy)
 
     async def drain(self) -> None:
-        """Ask clients to close their connections, then stop listening; answers under way are still sent."""
+        """Ask clients to close their connections, then stop listening; pending answers are still sent."""
         with contextlib.suppress(OSError):
             await self._ask_admin("POST", "/drain_listeners?graceful&skip_exit")
             await asyncio.sleep(_DRAIN_S)
@@ -269,7 +269,7 @@ class Edge:
         return LivingProcess(process.pid, process)
 
     async def _await_listening(self, envoy: LivingProcess) -> None:
-        """Wait until Envoy listens or ends, however long a busy machine takes."""
+        """Wait until Envoy listens or ends, without a time limit, since the machine may be busy."""
         while True:
             if envoy.has_ended:
                 raise UnavailableError(f"Envoy ended as it started: {self._last_words()}")

@@ -48,7 +48,7 @@ class MachineOrder:
 
     @classmethod
     def from_json(cls, text: str) -> MachineOrder:
-        """Return the order that `to_json` described."""
+        """Return the order from the JSON of `to_json`."""
         fields = json.loads(text)
         memory = None if fields["memory"] is None else SharedMemory(**fields["memory"])
         return cls(fields["node"], RendezvousKey(**fields["key"]), memory)
@@ -75,12 +75,12 @@ class GpuHolder:
         self._before: dict[int, MigLayout] = {}
 
     def describe_takeover_state(self) -> dict[str, Any]:
-        """Return the state for a successor of this process: the running daemons, and the former MIG layouts."""
+        """Return the state that a successor of this process needs: running daemons, and former MIG layouts."""
         daemons = {uuid: [daemon.pipe_directory, daemon.log_directory] for uuid, daemon in self._daemons.items()}
         return {"daemons": daemons, "mig": [[gpu, asdict(layout)] for gpu, layout in self._before.items()]}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over from a predecessor: its living daemons, and the MIG layouts to restore on exit."""
+        """Take over from a predecessor: its running daemons, and the MIG layouts to restore on exit."""
         for gpu, layout in state.get("mig", []):
             self._before[gpu] = MigLayout(
                 layout["enabled"], tuple((name, start) for name, start in layout["instances"])
@@ -130,7 +130,7 @@ class GpuHolder:
 
 
 class MachineProcess:
-    """Runs the workers ordered by the router."""
+    """Runs the workers that the router orders."""
 
     def __init__(self, order: MachineOrder) -> None:
         self._order = order

@@ -24,7 +24,7 @@ class WorkerObserver(ExpectedPeer, Protocol):
 
     @property
     def identity(self) -> list[int] | None:
-        """Process id and start time of the connected worker, None while none is."""
+        """Process id and start time of the connected worker; None if none is connected."""
 
     def on_refusal(self, kind: str, message: str, fix: str) -> None:
         """Called with the reason why the machine cannot start the worker."""
@@ -33,7 +33,7 @@ class WorkerObserver(ExpectedPeer, Protocol):
         """Called when its process has ended."""
 
     def on_machine_loss(self) -> None:
-        """Called when its machine is lost, and with it the worker's batches."""
+        """Called when the worker's machine is lost, and with it the worker's batches."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +64,7 @@ class MachineLink:
         rendezvous.expect(f"machine:{node}", self)
 
     async def wait(self) -> MachineParts:
-        """Wait until a process of this machine has connected; return the parts that it found."""
+        """Wait until a process of this machine has connected; return the cores and GPUs that it found."""
         await self._came.wait()
         assert self.parts is not None
         return self.parts

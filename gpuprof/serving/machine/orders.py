@@ -1,4 +1,4 @@
-"""What the router and its machines exchange: the parts of a machine, and the orders of machines and workers."""
+"""Messages between router and machines: cores and GPUs of a machine, and orders for machines and workers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class MachineParts:
         return cls(own_cores(), list_local_gpus())
 
     def to_message(self) -> dict[str, Any]:
-        """Return the parts as JSON for the wire."""
+        """Return the cores and GPUs as JSON for the wire."""
         return asdict(self)
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> MachineParts:
-        """Return the parts that `to_message` described."""
+        """Return the cores and GPUs written by `to_message`."""
         gpus = (
             LocalGpu(
                 gpu["index"], gpu["device"], gpu["uuid"], tuple(LocalMigInstance(**mig) for mig in gpu["instances"])
@@ -96,7 +96,7 @@ class WorkerOrder:
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> WorkerOrder:
-        """Return the order described by `to_machine`."""
+        """Return the order written by `to_machine`."""
         gpu = message["gpu"]
         fields: dict[str, Any] = {**message, "gpu": None if gpu is None else GpuShare(**gpu)}
         fields |= {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}

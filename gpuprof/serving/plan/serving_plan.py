@@ -53,7 +53,7 @@ class Standby:
 
 
 class SpareResources:
-    """The resources of each device and MIG instance outside a plan.
+    """The resources that a plan leaves free, on each device and MIG instance.
 
     ``placed``: place, MIG instance, share in percent and number of turns of every replica; ``cores``: of this
     machine.
@@ -90,7 +90,7 @@ class SpareResources:
     def _on_more_cores(
         self, order: WorkerOrder, extra_pct: float, shares: Sequence[float]
     ) -> tuple[WorkerOrder, tuple[Claim, ...]]:
-        """Return the order of a worker with more of the CPU, preferably on cores that it runs on already."""
+        """Return a worker's order with a larger CPU share, preferably on cores that it already uses."""
         spare = unassigned_cores(shares, self._cores)
         extra = extra_pct * len(self._cores) / 100.0
         claims: list[Claim] = []
@@ -151,8 +151,8 @@ class Planner:
     def nodes(self, source: MapSource) -> dict[str, dict[str, list[tuple[str, int]]]]:
         """Return the nodes of a map whose machines must be connected before its workers can be planned.
 
-        Each has the MIG instances to create, by number of the GPU: none unless ``apply_mig``. Raises `InputError` when
-        this machine's node in the map is ambiguous.
+        For each node: the MIG instances to create, by number of the GPU; none unless ``apply_mig``. Raises `InputError`
+        when this machine's node in the map is ambiguous.
         """
         if self.cluster:
             nodes = [
@@ -172,9 +172,9 @@ class Planner:
     def plan(self, source: MapSource, parts: Mapping[str, MachineParts] = NO_PARTS) -> tuple[PlannedReplica, ...]:
         """Return the replicas of one node of a map on this machine, or of all nodes on the machines of a cluster.
 
-        A replica whose model has no file gets no orders but a fault. Raises `InputError` when the node is unknown, or
-        the shares exceed the device; `UnavailableError` when a machine lacks a device of the map. ``parts``: the parts
-        of the machines of `nodes`.
+        A replica whose model file is missing has a fault instead of orders. Raises `InputError` when the node is
+        unknown, or the shares exceed the device; `UnavailableError` when a machine lacks a device of the map.
+        ``parts``: cores and GPUs of each machine of `nodes`.
         """
         deployment, has_machines = source.deployment, self.cluster or bool(parts)
         uses_all_nodes = self.cluster or (self.node is None and (self.simulated or has_machines))
@@ -207,7 +207,7 @@ def _public_names(deployment: DeploymentMap) -> dict[str, PublicName]:
 
 @dataclass(frozen=True, slots=True)
 class _GpuPart:
-    """Part of a GPU for each process of a replica."""
+    """Part of a GPU for each process of a replica, and its MPS percentage."""
 
     share: GpuShare
     with_mps: bool
@@ -282,9 +282,9 @@ class _OrderBuilder:
 
 
 def _join_worker(replica: PlannedReplica, turns: str, planned: Sequence[tuple[PlannedReplica, str]]) -> PlannedReplica:
-    """Return a replica with the name, number of models, memory and quota of its worker in its orders.
+    """Return a replica whose orders have the name, number of models, memory and quota of its shared worker.
 
-    The name tells the worker's models and settings, since a worker of other models is another process.
+    The name includes the worker's models and settings, since a worker with other models is another process.
     """
     if not turns or replica.fault is not None:
         return replica
@@ -345,7 +345,7 @@ def chosen_node(deployment: DeploymentMap, name: str | None) -> Node:
 
 
 def _assign_parts(node: Node, machine: MachineParts, simulated: bool) -> Iterator[_Placed]:
-    """Yield each replica with its place, its MIG instance and its part of the machine; None: simulated."""
+    """Yield each replica with its place, its MIG instance and its cores or GPU part; None if simulated."""
     for gpu in node.gpus:
         placed = [(partition, replica) for partition in gpu.partitions for replica in partition.replicas]
         parts: Iterable[_Part]
@@ -384,7 +384,7 @@ def _assign_gpu_shares(gpu: Gpu, machine: MachineParts) -> Iterator[_GpuPart]:
 
 
 def _latency_ms(replica: Replica) -> tuple[float, ...]:
-    """Return the predicted time of a batch of 1, 2, …; a straight line where the map has only the full batch."""
+    """Return the predicted times of batches of 1, 2, …; a straight line if the map only has the full batch."""
     if times := replica.batch_latency_ms:
         return (*times[: replica.batch], *[times[-1]] * (replica.batch - len(times)))
     full_ms = replica.predicted.latency_ms

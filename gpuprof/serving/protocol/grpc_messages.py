@@ -108,7 +108,7 @@ class InferMessage(NamedTuple):
 
 
 def decode_infer(data: Buffer) -> InferMessage:
-    """Return the message in ``data``, of which raw contents are not copied. Raises `RefusedError`."""
+    """Return the message in ``data``, without copying its raw contents. Raises `RefusedError`."""
     try:
         text, spans = split_off_field(data, field_number("ModelInferRequest", "raw_input_contents"))
         refuse_long_text(len(text))

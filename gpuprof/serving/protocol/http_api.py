@@ -167,7 +167,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         return self.busy or self._unsent_bytes > 0
 
     def pause_writing(self) -> None:
-        """Do nothing: `respond` looks at the transport itself."""
+        """Do nothing: `respond` checks the transport itself."""
 
     def resume_writing(self) -> None:
         """Free the memory of answers, all of which have been sent."""
@@ -274,7 +274,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         return not (self.busy or self._is_lingering or self._unsent_bytes > SCRATCH_BYTES)
 
     def _read_pending(self) -> None:
-        """Read requests out of the pending bytes."""
+        """Read requests from the pending bytes."""
         if self._transport is None or not self._can_read:
             return
         pending, self._pending = self._pending, b""
@@ -286,7 +286,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def _read(self, data: bytes) -> int:
-        """Read requests out of ``data`` until one is incomplete or unanswered; return the position of the rest."""
+        """Read requests from ``data`` until one is incomplete or unanswered; return the position of the rest."""
         position, end = 0, len(data)
         while position < end and self._can_read:
             if self._incoming is not None:
@@ -356,7 +356,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         incoming.body.json_bytes = head.length if head.coding else head.find_json_length(head.length)
 
     def _cache_head(self, text: bytes, incoming: _Incoming, edge_peer: str) -> None:
-        """Cache the head of an inference with a small body: an equal head passes the same checks."""
+        """Cache the head of an inference with a small body: a later equal head passes the same checks."""
         head, route = incoming.head, incoming.route
         if route is None or not route.reads_body or head.chunked or head.length > INLINE_BYTES:
             return
@@ -368,7 +368,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         heads[text] = CachedHead(head, route, incoming.body.json_bytes, edge_peer)
 
     def _receive_body(self, incoming: _Incoming, data: bytes, position: int) -> int:
-        """Take bytes of the body out of ``data``; return where they end."""
+        """Move bytes of the body from ``data``; return where they end."""
         if incoming.chunks is not None:
             self._receive_chunks(incoming, incoming.chunks, data[position:])
             return len(data)
@@ -406,7 +406,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._handle(incoming)
 
     def _take_memory(self, incoming: _Incoming, head: memoryview) -> None:
-        """Take memory for a large body with this beginning, unless its request would be refused anyway."""
+        """Reserve memory for a large body after reading its beginning, unless its request would be refused anyway."""
         route = incoming.route
         assert route is not None
         json_bytes = incoming.body.json_bytes
@@ -458,14 +458,14 @@ class HttpConnection(asyncio.BufferedProtocol):
     # --- the end
 
     def _reject(self, refusal: RefusedError) -> None:
-        """Answer an incomplete request, and close: the next request could not be told from the rest."""
+        """Refuse an incomplete request, and close: the start of the next request is unknown."""
         self._drop_incoming()
         self._keep_alive = False
         self._is_lingering = True
         self.refuse(refusal)
 
     def _close_after_answer(self) -> None:
-        """Close; where bytes may be unread, half-close and read on, or a reset destroys the answer (RFC 9112, 9.6)."""
+        """Close; with unread bytes half-close and read on, as a reset would destroy the answer (RFC 9112, 9.6)."""
         transport = self._transport
         if transport is None:
             return

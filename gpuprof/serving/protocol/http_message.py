@@ -169,7 +169,7 @@ def read_head(text: bytes) -> HttpHead:
 
 
 def is_own_host(host: bytes, names: Collection[str]) -> bool:
-    """Return whether a Host header is in ``names``, an address, or a name without a dot, impossible for web pages."""
+    """Return whether a Host header is in ``names``, or is an address or a dotless name, impossible for web pages."""
     text = host.decode("latin-1").lower()
     name = text[1 : text.find("]")] if text.startswith("[") else text.partition(":")[0]
     if name in names or "." not in name.rstrip("."):
@@ -182,7 +182,7 @@ def is_own_host(host: bytes, names: Collection[str]) -> bool:
 
 
 def _parse_number(text: bytes) -> int | None:
-    """Return a header's number; None for anything else, and for a number of thousands of digits."""
+    """Return a header's number; None for other text, and for numbers with thousands of digits."""
     try:
         return int(text) if text.isdigit() else None
     except ValueError:

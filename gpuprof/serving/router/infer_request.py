@@ -103,12 +103,12 @@ def read_request(spec: ModelSpec, body: RequestBody) -> InferRequest:
 
 
 def find_batch_key(spec: ModelSpec, inputs: list[InputTensor]) -> object:
-    """Return the common property of requests that can share a batch."""
+    """Return the key that requests must have in common to share a batch."""
     return None if spec.max_batch <= 1 else tuple([tuple(tensor.shape[1:]) for tensor in inputs])
 
 
 def _read_raw_request(spec: ModelSpec, body: RequestBody) -> InferRequest:
-    """Read a request that consists of the tensor of the only input; its outputs are binary, too.
+    """Read a request whose body is only the tensor of the model's single input; its outputs are also binary.
 
     Source: Triton's binary tensor data extension, "Raw Binary Request".
     """
@@ -174,7 +174,7 @@ def check_rows(spec: ModelSpec, inputs: list[InputTensor]) -> int:
 
 
 def check_tensor(tensor: TensorSpec, datatype: object, shape: object) -> list[int]:
-    """Return ``shape``, checked with ``datatype`` against ``tensor``.
+    """Return ``shape`` after checking it, and ``datatype``, against the specification ``tensor``.
 
     Raises `RefusedError`: 400, when they do not match.
     """
@@ -230,7 +230,7 @@ def collect_outputs(spec: ModelSpec, outputs: Iterable[tuple[object, Mapping[str
 
 
 class _BodyReader:
-    """Reads the tensors of a body, of which the binary ones follow the JSON in order."""
+    """Reads the tensors of a body; binary ones follow the JSON in the order of the inputs."""
 
     def __init__(self, body: RequestBody) -> None:
         self._data = memoryview(body.data)

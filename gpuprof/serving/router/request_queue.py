@@ -45,7 +45,7 @@ class RequestQueue:
         return self._waiting[0]
 
     def rows_before(self, priority: int, flow: Flow) -> int:
-        """Return the rows in front of a new request of this priority and flow."""
+        """Return the batch rows ahead of a new request of this priority and flow."""
         if not self._waiting:
             return 0
         start_tag = self._compute_start_tag(flow)

@@ -46,7 +46,7 @@ class MemberModel(ServedModel):
         self._outputs = [merged.spec.output_index[value.merged] for value in member.tensors.outputs]
 
     def submit(self, inference: Inference) -> None:
-        """Queue a request with the merged model. Raises `RefusedError`: 503, when it could not be answered in time."""
+        """Queue a request with the merged model. Raises `RefusedError`: 503, if it would miss its deadline."""
         member_inputs, inputs = inference.inputs, self._whole.spec.inputs
         inference.inputs = [
             InputTensor([0, *tensor.shape[1:]], b"") if position is None else member_inputs[position]

@@ -47,7 +47,7 @@ class Reserve:
         self._changed = now
 
     def at(self, now: float) -> float:
-        """Return the part of a deadline to keep in hand; ``now`` is in seconds."""
+        """Return the fraction of a deadline held in reserve; ``now`` is in seconds."""
         return relax_reserve(self._part, 1000.0 * (now - self._changed))
 
     def observe(self, expected_ms: float, latency_ms: float, deadline_ms: float, now: float, requests: int = 1) -> None:
@@ -119,7 +119,7 @@ class ServedModel:
         return len(self._unassigned) + sum(replica.in_flight for replica in (*self.replicas, *self._retired))
 
     def submit(self, inference: Inference) -> None:
-        """Queue a request with the replica that the routing rule chooses.
+        """Queue a request at the replica that the routing rule chooses.
 
         Raises `RefusedError`: 503, when the request could not be answered in time.
         """
@@ -196,7 +196,7 @@ class ServedModel:
         replica.record_arrival(now, load, self._allowed_ms(self.slo_ms, now), is_refused)
 
     def _choose(self, loads: Sequence[ReplicaLoad], waited_ms: float, deadline_ms: float, now: float) -> int:
-        """Return the rule's replica or, where the oldest waiting request would become late, the fastest other."""
+        """Return the rule's replica, or the fastest other if it would make the oldest waiting request late."""
         index = self._rule.choose(loads)
         if not self._delays_oldest(loads[index], now):
             return index
@@ -229,7 +229,7 @@ class ServedModel:
         return makes_oldest_late(load.waiting, load.oldest_wait_ms, load.busy_ms, load.latency_ms, wait_ms, allowed_ms)
 
     def _allowed_ms(self, deadline_ms: float, now: float) -> float:
-        """Return the latest expected time at which a request with this deadline is still admitted."""
+        """Return the longest expected latency with which a request with this deadline is still admitted."""
         return (1.0 - self.reserve.at(now)) * deadline_ms
 
     def reassign(self, inferences: list[Inference]) -> None:
@@ -295,7 +295,7 @@ class ServedModel:
             self.discard(inference)
 
     def discard(self, inference: Inference) -> None:
-        """Free all memory of a request."""
+        """Free all memory held by a request."""
         inference.release(self.arena)
         if inference.output_slot is not None:
             self.arena.give_back(inference.output_slot)
@@ -320,7 +320,7 @@ def count_batches(replica: ServedReplica) -> BatchTimes:
 
 
 def sum_times(replica: ServedReplica, earlier: BatchTimes) -> tuple[float, float]:
-    """Return the nanoseconds of batches since ``earlier``, and the nanoseconds predicted for their sizes."""
+    """Return the nanoseconds of batches since ``earlier``: measured, and predicted for their sizes."""
     took_ns = predicted_ns = 0.0
     predicted_ms = replica.plan.latency_ms or ()
     for rows, (count, nanoseconds) in count_batches(replica).items():

@@ -104,7 +104,7 @@ class _Correction:
         return 1.0 + (self._ratio - 1.0) * math.exp2(-silent_s / _HALF_LIFE_S)
 
     def observe(self, ratio: float, now: float) -> float:
-        """Record a ratio of measured to predicted time; return the new mean."""
+        """Record a ratio of measured to predicted time; return the updated mean."""
         before = self._ratio if now <= self._seen + _SILENCE_S else self.at(now)
         self._ratio = before + _WEIGHT * (ratio - before)
         self._seen = now
@@ -191,7 +191,7 @@ class ServedReplica:
 
     @property
     def is_occupied(self) -> bool:
-        """Return whether a new request has to wait, for other requests or for a worker."""
+        """A worker that is a process, started by the machine process of its node."""
         return bool(self._queue) or not any(worker.is_idle for worker in self.workers)
 
     @property
@@ -260,7 +260,7 @@ class ServedReplica:
         return self._queue.remove(lambda _: True)
 
     def send_batches(self) -> None:
-        """Send every batch that is due, and set a timer for the next batch."""
+        """Send every batch that the rule allows, and set a timer for the next one."""
         while self._queue.rows:
             worker = self._find_free_worker(self._queue.rows)
             if worker is None:
@@ -293,7 +293,7 @@ class ServedReplica:
             self._owner.refuse(inference, refusal)
 
     def _find_free_worker(self, rows: int) -> ServedWorker | None:
-        """Return an idle worker, or a worker that takes a full batch of ``rows`` in advance, with the fewest batches.
+        """Return an idle worker, else the worker with the fewest batches that may receive a full batch in advance.
 
         A worker with its next batch at hand is not idle while its answer travels to the router and the next batch
         comes back. Batches are sent in advance only when there is a full batch for every process, so that requests

@@ -151,7 +151,7 @@ class ServedWorker(ABC):
         return self.is_ready and not self.sent
 
     def can_prefetch(self, prefetch_ms: float) -> bool:
-        """Return whether the worker may receive a batch in advance.
+        """Return whether the worker may receive a batch in advance, while another one runs.
 
         The limit is two batches including the running batch, or as many short batches as the worker runs in
         ``prefetch_ms``, at most 32. A worker that stages ahead works on two at once, so it gets none in advance while
@@ -229,7 +229,7 @@ class ServedWorker(ABC):
         self.replica.on_batch_failed(batch, message)
 
     def _note_end(self, now: float) -> None:
-        """Expect the worker's other batches from now on."""
+        """Restart the expected times of the worker's remaining batches from now."""
         self._last_done = now
         self._busy_until = now + sum([batch.expected_ms for batch in self.sent.values()]) / 1000.0
 
@@ -319,7 +319,7 @@ class ProcessWorker(ServedWorker):
             self._connection.send(FrameKind.PING, None)
 
     def _silent_s(self, now: float) -> float:
-        """Return the age of the oldest unanswered message to the worker, in s; 0 without one."""
+        """Return the age in seconds of the oldest unanswered message to the worker; 0 if all are answered."""
         send_times = [batch.sent for batch in self.sent.values()] + ([] if self._pinged is None else [self._pinged])
         return now - min(send_times) if send_times else 0.0
 

@@ -90,7 +90,7 @@ class Arena:
         return self._memory[offset : offset + size]
 
     def trim(self) -> None:
-        """Return the memory to the system when nothing lies in the arena."""
+        """Return the arena's memory to the system if no slot is in use."""
         if self._touched and not self._taken:
             # Frees the file's pages for all processes; MADV_DONTNEED would only unmap them here.
             self._map.madvise(mmap.MADV_REMOVE, 0, self._touched)

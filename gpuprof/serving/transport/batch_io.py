@@ -33,7 +33,7 @@ class Part:
     wanted: list[int] | None  #: Positions of the requested outputs; None: all.
 
     def rows_of_output(self, position: int) -> int:
-        """Return its rows in an output; a request that leaves inputs out has rows in its requested outputs only."""
+        """Return the request's rows in an output; a request for some members has rows only in its requested outputs."""
         if self.wanted is None or position in self.wanted or all(shape[:1] != [0] for shape, _, _ in self.inputs):
             return self.rows
         return 0

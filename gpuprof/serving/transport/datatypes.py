@@ -129,7 +129,7 @@ def parse_whole(value: object) -> int | None:
 
 
 def _of_kind(values: list[Any], datatype: str) -> list[Any]:
-    """Return values that `struct` can pack as this type."""
+    """Return the values in a Python type that `struct` packs as this data type."""
     kinds = set(map(type, values))
     if datatype == "BOOL":
         bool_types: set[type] = {bool, int}

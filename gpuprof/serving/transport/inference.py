@@ -74,7 +74,7 @@ class OutputTensor:
 
 @dataclass(slots=True)
 class StageTimes:
-    """Nanoseconds of an inference in each stage; the batch's own times count for each of its requests."""
+    """Nanoseconds of an inference in each stage; the batch's stages count for each of its requests."""
 
     queue: int = 0
     gather: int = 0

@@ -63,7 +63,7 @@ class Rendezvous:
         self._listeners: list[asyncio.AbstractServer] = []
 
     async def open_local(self) -> RendezvousKey:
-        """Listen for processes of this machine."""
+        """Listen for processes of this machine only."""
         # In the abstract namespace (unix(7)) no file is left when the router is killed. But any process may connect, so
         # every peer must have the secret.
         name = f"gpuprof-{secrets.token_hex(8)}"
@@ -90,11 +90,11 @@ class Rendezvous:
         self._peers[name] = peer
 
     def forget(self, name: str) -> None:
-        """Admit the peer no more."""
+        """Stop admitting the peer."""
         self._peers.pop(name, None)
 
     def close(self) -> None:
-        """Admit no more peers; connected peers stay."""
+        """Stop admitting peers; connected peers stay."""
         for server in self._listeners:
             server.close()
 

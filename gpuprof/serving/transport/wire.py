@@ -136,7 +136,7 @@ class BlockingStream:
         return self._frames.popleft()
 
     def ends_within(self, seconds: float) -> bool:
-        """Return whether the router has gone, after at most some seconds; frames that come meanwhile are kept."""
+        """Return whether the router has gone, waiting at most ``seconds``; frames received meanwhile are kept."""
         if select.select([self._socket], [], [], seconds)[0]:
             frame = self.receive()
             if frame is None:
@@ -183,7 +183,7 @@ class FrameConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
 
     def trust(self) -> None:
-        """Take frames of any size from now on."""
+        """Accept frames of any size from now on."""
         self._buffer.limit = MAX_FRAME_BYTES
 
     def send(self, kind: FrameKind, head: object, payload: Sequence[Buffer] = ()) -> None:
@@ -208,7 +208,7 @@ class FrameConnection(asyncio.BufferedProtocol):
         self.abort()
 
     def abort(self) -> None:
-        """End the connection at once, whatever the other side does."""
+        """End the connection at once, discarding unsent data."""
         if self._transport is not None:
             self._transport.abort()
 

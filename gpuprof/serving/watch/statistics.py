@@ -175,7 +175,7 @@ class SpanTracer:
         self._provider.shutdown()
 
     def _times(self, inference: Inference) -> tuple[int, int]:
-        """Return now and the arrival in nanoseconds since the epoch."""
+        """Return the current time and the arrival, in nanoseconds since the epoch."""
         now_ns = time.time_ns()
         return now_ns, now_ns - int(1e9 * (time.monotonic() - inference.arrived))
 

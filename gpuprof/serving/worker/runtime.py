@@ -151,7 +151,7 @@ class OnnxRuntime:
 
 
 def _gives_constant_rows(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
-    """Tell whether an output has the same rows for any batch; the file is read only if dimension names are no proof."""
+    """Return whether an output's rows do not depend on the batch; reads the file only if names do not tell."""
     batches = {value.shape[0] for value in inputs if value.shape and isinstance(value.shape[0], str)}
     if all(value.shape and value.shape[0] in batches for value in outputs):
         return False
@@ -180,7 +180,7 @@ def _spec(value: Any) -> TensorSpec:
 
 
 def varied_inputs(inputs: Sequence[TensorSpec], rows: int | None, seed: int) -> list[Array]:
-    """Return inputs with different items, open dimensions 1: standard normal, or 0 and 1; masks are all ones.
+    """Return inputs whose items differ, with open dimensions 1: standard normal, or 0 and 1; masks are all ones.
 
     ``rows``: items of the batch; None: the first dimension is no batch.
     """
@@ -204,7 +204,7 @@ def varied_inputs(inputs: Sequence[TensorSpec], rows: int | None, seed: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class StagedInputs:
-    """Inputs of a batch on their way to the device."""
+    """Inputs of a batch that have been gathered for the device."""
 
     batch: StagedBatch | None  #: None: inputs that cannot be bound, and are passed unchanged.
     inputs: Sequence[Array]

@@ -78,7 +78,7 @@ def run_worker(numbers: Sequence[str], key: RendezvousKey, arena: memoryview | N
 
 
 def _serve_models(sessions: Sequence[tuple[BlockingStream, dict[str, Any]]], arena: memoryview | None) -> int:
-    """Limit the process to its share and serve its models; return the exit code of the process."""
+    """Confine the process to its share and serve its models; return the exit code of the process."""
     with ExitStack() as stack:
         stream, order = sessions[0]
         try:
@@ -227,7 +227,7 @@ _PING, _DONE = FrameKind.PING, FrameKind.DONE
 
 @dataclass(slots=True)  # made for every request: frozen it would take three times as long
 class GatheredBatch:
-    """A batch with gathered inputs."""
+    """A batch whose inputs have been gathered."""
 
     number: int
     parts: list[Part]
