@@ -67,7 +67,7 @@ def compact(db: DbOption = DEFAULT_DB) -> None:
 def import_measurements(
     files: Annotated[
         list[Path],
-        typer.Argument(help="Published measurements, or directories of them; the name of their form may stand first."),
+        typer.Argument(help="Published measurements, or directories of them; the first word may name their format."),
     ],
     device: Annotated[str | None, typer.Option(help="Measured device, where the files do not name it.")] = None,
     db: DbOption = DEFAULT_DB,

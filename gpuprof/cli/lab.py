@@ -100,7 +100,8 @@ def draw_figures(
     policies: LabPolicyOptions,
     settings: LabSettings,
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="Figures from gpuprof lab list, or a paper for all its own.")
+        list[str],
+        typer.Argument(metavar="NAME...", help="Figures from gpuprof lab list, or a paper for all its figures."),
     ],
     chosen: Format = Format.TABLE,
 ) -> None:

@@ -81,7 +81,7 @@ _MODULES = {
 
 
 def _list_more_verbs() -> str:
-    """Return the verbs of the second rank by purpose, in lines that click leaves as they are."""
+    """Return the less frequent verbs, grouped by purpose, in lines that click does not rewrap."""
     lines = (f"  {purpose + ':':<22}{', '.join(verbs)}" for purpose, verbs in MORE_VERBS.items())
     return "\n".join(["\b", "More:", *lines])
 

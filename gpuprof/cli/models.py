@@ -45,7 +45,7 @@ def build_network(
         int, typer.Option("--seed", help="Seed of the random weights, and of the layers of random networks.")
     ] = 0,
 ) -> None:
-    """Build a network; it goes to NAME.onnx unless -o says otherwise."""
+    """Build a network and write it to NAME.onnx, or to the file given by -o."""
     path = gpuprof.build_model(name, output, batch=_batch(batch), seed=seed)
     say_note(f"wrote {path} ({path.stat().st_size / 2**20:.1f} MiB)")
 

@@ -229,7 +229,7 @@ class VerdictOptions(Settings):
 
 
 def show_verdicts(verdicts: Sequence[SloVerdict]) -> None:
-    """Print the verdicts; predictions only where there are any."""
+    """Print the verdicts, with predictions if there are any."""
     print_rows([verdict.record() for verdict in verdicts], VERDICTS, Format.TABLE)
     for verdict in verdicts:
         if verdict.reason:

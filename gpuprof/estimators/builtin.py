@@ -466,7 +466,7 @@ def _construct(name: str, db: KernelDb | None, graphs: Mapping[str, Path] | None
 
 
 def is_plugin(source: str | Estimator) -> bool:
-    """Return whether an estimator, or the estimator of a name, is none of gpuprof's own."""
+    """Return whether an estimator, given by name or as an object, is not one of gpuprof's own."""
     return source not in BUILTIN if isinstance(source, str) else not identify(source).startswith("gpuprof.")
 
 

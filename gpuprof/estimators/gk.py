@@ -234,7 +234,7 @@ def memory_bytes(graph: ModelGraph) -> int:
 
 
 def _sums(sets: Sequence[Sequence[Launch]], metric: str) -> list[tuple[float, float]]:
-    """Return for each set the sum of the metric, at most 100, and the set's duration; nothing with unknown values."""
+    """Return the sum of the metric for each set, at most 100, and the set's duration; empty if a value is unknown."""
     sums = []
     for members in sets:
         values = [getattr(launch.kernel, metric) for launch in members]

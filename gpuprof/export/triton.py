@@ -452,7 +452,7 @@ def _plan_config(model: TritonModel, server: _Server, instances: Sequence[_Insta
 
 
 def describe_limits(deployment: DeploymentMap) -> list[str]:
-    """Return remarks on parts of the plan that one Triton server a node does not keep."""
+    """Return remarks on parts of the plan that a single Triton server per node does not keep."""
     remarks = set()
     for server in _list_servers(deployment, by_worker=False):
         workers = {entry.worker: entry for entry in server.instances}

@@ -283,7 +283,7 @@ def past_dims(infos: Iterable[ValueInfoProto]) -> set[str]:
 
 
 def _bind_names(declared: Mapping[str, tuple[Dim, ...]], names: dict[str, int]) -> None:
-    """Bind the dimensions with plain names, which expressions elsewhere need, before any expression.
+    """Bind dimensions with plain names before any expression, because expressions use these names.
 
     The total length of a decoder with a key-value cache is the past length plus the new tokens.
     """

@@ -383,7 +383,7 @@ class Shapes:
         self.add_value(tensor)
 
     def _resolve_tensor(self, node: NodeProto, name: str, inferred: TypeProto | None) -> Tensor | None:
-        """Return the tensor ``name`` from ONNX's inference, the largest possible size, or the file's declaration."""
+        """Return the tensor ``name``: from ONNX's inference, else at the largest possible size, else as declared."""
         source = self.tensors[node.input[0]] if node.input and node.input[0] else None
         if inferred is not None and inferred.WhichOneof("value") not in (None, "tensor_type"):
             kind = str(inferred.WhichOneof("value")).removesuffix("_type")

@@ -435,7 +435,7 @@ def run(
 def _draw_completed(
     suites: Sequence[str], policies: Sequence[str | Policy], settings: LabSettings
 ) -> Iterator[DrawnFigure]:
-    """Yield the figures of the papers by those policies of which every cell is among the results."""
+    """Yield the papers' figures with the policies for which all cells are among the results."""
     done = read_records(settings.work / "results.jsonl")
     papers = {name.partition("-")[0] for name in figure_titles()}
     for name in select_figures([suite for suite in suites if suite in papers]):

@@ -59,7 +59,7 @@ def read_scenarios() -> Mapping[str, Any]:
 
 
 def find_published(data: Path, name: str) -> Path:
-    """Return the folder of published measurements called ``name``, fetched into ``data`` unless it is there.
+    """Return the folder of published measurements called ``name``, fetched into ``data`` if missing.
 
     Raises `InputError`, which names the source, when a file cannot be fetched, or is not the published one.
     """
@@ -239,12 +239,12 @@ def _append(database: KernelDb, kind: str, rows: Sequence[ModelRow], notes: str)
 
 @cache
 def read_v100_table() -> tuple[ModelRow, ...]:
-    """Return the rows of the V100 table of Elvinger's thesis (Tables 5.2, 6.5 and A.1), as they are imported."""
+    """Return the rows that an import of the V100 table of Elvinger's thesis gives (Tables 5.2, 6.5 and A.1)."""
     return tuple(_read_imported(Path(str(datasets() / "v100_profiles.csv"))))
 
 
 def _read_imported(path: Path) -> list[ModelRow]:
-    """Return the rows of a file, or a folder, as they are imported."""
+    """Return the rows that an import of a file or a folder gives."""
     with TemporaryDirectory() as folder:
         database = KernelDb.create(Path(folder) / "db")
         import_files(database, [path])

@@ -325,7 +325,7 @@ class LoadClient:
                 self._read_answer(connection, start)
 
     def _write(self, connection: Connection, start: float) -> bool:
-        """Send more of a request; return whether the connection still stands."""
+        """Send more of a request; return whether the connection is still open."""
         try:
             connection.write()
         except OSError:

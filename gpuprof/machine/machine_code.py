@@ -47,7 +47,7 @@ def compiling() -> Iterator[None]:
 
 
 def working_s() -> float:
-    """Return a clock in seconds that stands still within `compiling`."""
+    """Return a clock in seconds that is paused within `compiling`."""
     return time.monotonic() - _SPENT.clock_s
 
 

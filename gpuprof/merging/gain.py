@@ -41,7 +41,7 @@ class Rates:
         return nbytes * working_bytes / (working_bytes + self.cache_bytes) if nbytes else 0.0
 
     def copy_s(self, nbytes: float, launches: int) -> float:
-        """Return the time of copying ``nbytes``, read, fetched before writing and written, by so many ops."""
+        """Return the time of copying ``nbytes`` by ``launches`` ops: read, fetched before writing, and written."""
         return self.moved_bytes(3.0 * nbytes, 2.0 * nbytes) / self.bytes_per_s + launches * self.launch_s
 
 

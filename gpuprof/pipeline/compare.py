@@ -272,7 +272,7 @@ class CompareDatabasesResult(Result):
         return target
 
     def raise_if_slower(self) -> None:
-        """Do nothing where no cell is slower by more than the threshold.
+        """Raise an error if any cell is slower by more than the threshold.
 
         Raises `InfeasibleError` when a cell is.
         """

@@ -128,7 +128,7 @@ def open_existing(path: Path) -> KernelDb:
 
 
 def describe_empty(path: PathArgument | None, database: KernelDb | None) -> list[str]:
-    """Return a remark on a named but empty database: the user may mean another."""
+    """Return a remark on a named but empty database, in case the user meant another."""
     if path is None or database is None or database.segments():
         return []
     return [f"the kernel database {database.path} is empty: nothing in it was measured (is another meant with --db?)"]

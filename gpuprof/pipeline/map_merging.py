@@ -124,7 +124,7 @@ class MapMerger:
 
 
 def _list_shared_devices(deployment: DeploymentMap) -> Iterator[tuple[str, dict[str, int]]]:
-    """Yield the kind of each device with several models, and the largest batch of each of them there."""
+    """Yield the kind of each device with several models, and the largest batch of each of these models."""
     for node in deployment.nodes:
         for gpu in node.gpus:
             batches: dict[str, int] = {}

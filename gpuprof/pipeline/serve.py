@@ -307,7 +307,7 @@ def run_map_server(
 
 
 def _plan_adaptation(source: MapSource, path: Path, settings: ServeSettings, note: NoteCallback) -> AdaptSettings:
-    """Return when and how the map is replanned."""
+    """Return the settings of ``--adapt``: the planner, the file for its maps, and the period."""
     located = locate_files(source.deployment, path.absolute().parent)
     check_adaptable(located, settings.db, settings.node, note, settings.estimator)
     replan = MapReplanner(path.absolute().parent, settings.db, settings.simulate, source.deployment, settings.estimator)

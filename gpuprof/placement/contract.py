@@ -89,7 +89,7 @@ class ExponentialQueue:
         return Sojourn(load, 1.0 + (server.batch - 1) * load, service + mean_wait, quantiles)
 
     def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
-        """Return the times of independent streams with equal lateness everywhere: routing gains nothing more here."""
+        """Return the times in separate streams that are equally late; routing brings no further gain in this model."""
         capacity = sum(server.capacity_rps for server in servers)
         if len(set(servers)) == 1 or arrivals.rate_rps >= capacity:
             return split_stream(self, arrivals, servers)
@@ -229,13 +229,13 @@ class PolicyContract(ABC):
         assert placement.unplaced
 
     def test_many_equal_demands_are_all_placed(self) -> None:
-        """The class sets the number of demands; a policy that is slow with many fails here."""
+        """All of many equal demands are placed; a class sets their number, and slow policies fail."""
         problem = self.make_problem([demand(f"m{i}", 5.0) for i in range(self.many)])
         placement, _ = solve_and_check(self.policy(), problem)
         assert placement.unplaced == ()
 
     def test_the_same_problem_gives_the_same_bytes(self) -> None:
-        """Maps are compared as files, so they must contain nothing random."""
+        """Maps must contain nothing random, because they are compared as files."""
         problem = self.make_problem([demand("a", 70.0), demand("b", 20.0), demand("c", 300.0)])
         first, second = (solve_and_check(self.policy(), problem)[1].to_json() for _ in range(2))
         assert first == second

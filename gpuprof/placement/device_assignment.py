@@ -106,7 +106,7 @@ def _list_free_addresses(
 
 
 def replica_key(replica: PlacedReplica | Replica) -> ReplicaKey:
-    """Return the properties that must not change for a replica to go on running; its planned rate may change."""
+    """Return the properties that must be unchanged for a replica to keep running; its planned rate may change."""
     share = replica.sm_share_pct if isinstance(replica, Replica) else replica.share.sm_pct
     return replica.model, replica.batch, replica.processes, round(share, 6), replica.max_wait_ms
 

@@ -432,7 +432,7 @@ def _check_percentile(demand: Demand, sojourn: Sojourn) -> Iterator[Violation]:
 
 
 def _check_busy_time(locations: Sequence[Location], evidence: Evidence) -> Iterator[Violation]:
-    """Yield partitions whose replicas need more than all of their SM time, whatever the estimator."""
+    """Yield partitions whose replicas need more than all of their SM time, under any estimator."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for location in locations:
         mig = location.partition.mig

@@ -186,7 +186,7 @@ class Columns:
 
     @property
     def owners(self) -> NDArray[np.int64]:
-        """The column of each entry."""
+        """Index of the column of each stored coefficient."""
         return np.repeat(np.arange(len(self.costs)), np.diff(self.starts))
 
 

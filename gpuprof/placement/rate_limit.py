@@ -106,7 +106,7 @@ class RateLimits:
             count += 1
 
     def bound_rps(self, queueing: QueueModel, server: BatchServer, slo: Slo) -> float:
-        """Return a rate above which a replica is late by its times alone, infinite where only the queue decides."""
+        """Return a rate above which batch times alone make a replica late; infinite if only queueing is limiting."""
         return self._of(queueing, (server,), slo).most_rps
 
     def _ask(

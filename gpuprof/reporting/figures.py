@@ -101,7 +101,7 @@ def stage_figure(models: Sequence[Row]) -> Chart:
 
 
 def stages_over_time_figure(row: Row, times_s: Sequence[float]) -> Chart:
-    """Return where the time of a mean request went, by the time of its arrival."""
+    """Return the mean time of a request by stage, over the time of arrival."""
     spans = list(pairwise(times_s))
     groups = [f"{begin:.4g}–{end:.4g} s" for begin, end in spans]
     parts = {stage: [ms or 0.0 for ms in row["stage_mean_ms"][stage]] for stage in _STAGE_COLORS}

@@ -88,7 +88,7 @@ class ChildProcess:
         return self._process.poll() is None
 
     def send(self, task: Task[Arguments], *arguments: Arguments.args, **options: Arguments.kwargs) -> None:
-        """Begin a task; `receive` waits for its result. An ended process is detected there."""
+        """Start a task; `receive` returns its result, and reports an ended process."""
         with suppress(BrokenPipeError, ConnectionResetError):
             self._connection.send((task, arguments, options))
 

@@ -339,7 +339,7 @@ class Server:
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:
-    """Log the unexpected end of a controller; serving goes on without it."""
+    """Log the unexpected end of a controller; serving continues without it."""
     if not task.cancelled() and (error := task.exception()) is not None:
         LOGGER.error("no more decisions are made", extra={"error": f"{type(error).__name__}: {error}"})
 

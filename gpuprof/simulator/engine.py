@@ -149,7 +149,7 @@ class _SimulationRun:
             push(state.calendar, times[0], code_of(ARRIVAL, model))
 
     def _refill_factors(self) -> None:
-        """Draw service times: gamma with mean 1, as the queueing models assume."""
+        """Draw service times: gamma-distributed with mean 1, as in the queueing models."""
         state, cluster = self.state, self.cluster
         count = state.factors.shape[1]
         for replica in np.flatnonzero((state.factor_position >= count) & _has_variable_times(cluster)):

@@ -137,11 +137,11 @@ class ErrorScales:
 
     @classmethod
     def of_text(cls, text: str) -> ErrorScales:
-        """Return the scales in a text of `to_text`."""
+        """Return the scales in the JSON ``text``."""
         return cls(**json.loads(text))
 
     def to_text(self) -> str:
-        """Return the shipped JSON."""
+        """Return the scales as JSON, in the form that ships."""
         return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
 
     def scale_ops(self, kinds: NDArray[np.str_]) -> Array:
@@ -400,7 +400,7 @@ def shipped_model() -> CrossGpuModel:
 
 
 def read_trained_files(folder: Traversable) -> tuple[Mapping[str, Any], dict[str, bytes]]:
-    """Return the provenance in a shipped folder, and each file with a hash there, by name.
+    """Return the provenance in a shipped folder, and by name each file whose hash it records.
 
     Raises `InputError` when a file is missing or differs from the trained file.
     """

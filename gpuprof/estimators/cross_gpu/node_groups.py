@@ -52,7 +52,7 @@ class NormSearch:
                 yield self._pattern(mean, [square, *scaled])
 
     def _follow_root(self, mean: int) -> list[int] | None:
-        """Return the nodes from a mean's epsilon to the scaling by its root, None where the pattern ends earlier."""
+        """Return the nodes from adding epsilon to a mean, through its root, to the scaling; None without these."""
         nodes, place = [], mean
         for kind in ("Add", "Sqrt"):
             reader = self._read_by(place, kind)

@@ -442,7 +442,7 @@ class Colocations:
         return model in self._names.get(device.name, ())
 
     def rank_models(self, device: Device) -> tuple[RankedModel, ...]:
-        """Return the interference models of ``device``, best first; empty where nothing allows a ranking."""
+        """Return the interference models of ``device``, best first; empty if no co-locations or coefficients exist."""
         if device.name not in self._ranked:
             self._ranked[device.name] = rank_interference_models(self.list_measured(device), self.coefficients(device))
         return self._ranked[device.name]

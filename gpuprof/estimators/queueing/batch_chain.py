@@ -172,7 +172,7 @@ def _root(function: Callable[[float], float], start: float, limit: float) -> flo
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Service times of a batch of 1..B requests: means, and their common shape."""
+    """Service times of a batch of 1..B requests: means, and the common shape of their distribution."""
 
     means: Array  #: Shape (B,). In any unit of time.
     #: ``edges``, ``weights``, ``nodes``: Shape (Q + 1,), (Q,), (Q,). The distribution divided by its mean (a gamma of

@@ -318,7 +318,7 @@ def _quantiles_of(times: _Times, below: Array, law: Backlog | None) -> Array:
 
 @cache
 def _quantiles(scv: float) -> Array:
-    """Return the quantiles of a gamma law of mean 1 at the standard normal scores of the table."""
+    """Return the quantiles of a gamma distribution of mean 1 at the standard normal scores of the table."""
     scores = np.linspace(-SCORE_REACH, SCORE_REACH, ENTRIES)
     if scv < 1e-8:
         return np.ones(len(scores))

@@ -102,7 +102,7 @@ def _list_sizes(batch: int) -> Array:
 
 
 def _guess_tails(server: BatchServer, processes: int, sizes: Array, times: Array, rates: Array, late: float) -> Array:
-    """Return the time at the percentile for each mean batch size; ``late``: part of the requests beyond it."""
+    """Return the time at the percentile for each mean batch size; ``late``: fraction of requests beyond it."""
     score, cv = NormalDist().inv_cdf(1.0 - late), server.latency_cv
     means = np.asarray(server.latency_ms[: server.batch])
     numbers, is_idle = np.arange(1, server.batch + 1), sizes <= 1.0

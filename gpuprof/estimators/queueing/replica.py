@@ -96,7 +96,7 @@ def _list_times(waits: WaitingLaw, service: Service) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class WaitingLaw:
-    """Waits of the requests, by the size of their batch where it follows another; on an idle process nobody waits."""
+    """Waits of the requests by the size of their batch, if it follows another; on an idle process they do not wait."""
 
     waits: Array  #: Shape (K,). Increasing, from 0.
     below: Array  #: Shape (B, K). Probability that a request leaves in a batch of n after waiting at most ``waits``.
@@ -173,7 +173,7 @@ def _wait_grid(service: Service, law: StationaryLaw) -> Array:
 
 
 def _full_on_release(rate: float, service: Service, law: StationaryLaw, waits: Array) -> Array:
-    """Return the waits in full batches taken when the process comes free, for their B requests."""
+    """Return the waits in full batches that start when the process becomes free, for each of their B requests."""
     batch = len(service.means)
     step = 2.0 * law.lattice_y[0]
     mass = _with_fresh(service, law, step)

@@ -90,7 +90,7 @@ class Contents:
         return self._until.is_over or self._asked >= MOST_ASKED
 
     def _generate(self, master: _Master, relaxed: Solution, gap: float) -> bool:
-        """Add contents that are worth more than their price less ``gap``; return whether there were any."""
+        """Add contents worth more than their price minus ``gap``; return whether any were added."""
         prices, count = {model: relaxed.duals[row] for model, row in master.rates.items()}, self._count_generated()
         for kind, row in master.kinds.items():
             self._price_contents(kind, prices, -relaxed.duals[row] - gap, is_every=gap > 0.0)

@@ -315,7 +315,7 @@ def _pattern_value(master: RestrictedMaster, kind: PartitionKind, solution: Solu
 
 
 def _add_columns(master: RestrictedMaster, solution: Solution, values: dict[PartitionKind, float]) -> bool:
-    """Add the patterns that are worth more than their partition costs; return whether there were any."""
+    """Add the patterns worth more than their partition costs; return whether any were added."""
     has_new = False
     for kind in sorted(master.generated, key=str):
         cost = solution.duals[master.kind_rows[kind]]

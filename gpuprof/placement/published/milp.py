@@ -222,9 +222,7 @@ def requirements(
 
 
 def _required_pct(creq: Figure) -> float:
-    """Return the planning percentage: profiled values as they are, predicted values rounded up to the steps of
-    shares.
-    """
+    """Return the percentage to plan with: profiled values unchanged, predicted values rounded up to steps of shares."""
     value = float(cap_occupancy(creq.value))
     if creq.is_observed:
         return value

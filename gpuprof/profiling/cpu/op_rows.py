@@ -41,7 +41,7 @@ def node_events(timeline: Timeline) -> tuple[NodeEvent, ...]:
 
 
 def read_node_events(path: Path) -> tuple[NodeEvent, ...]:
-    """Return the executions of nodes in ONNX Runtime's profile; none of a model of constants alone.
+    """Return the executions of nodes in ONNX Runtime's profile; empty for a model of constants only.
 
     Raises `InputError` when the file is no such profile, is cut off, or holds no execution of a node or model.
     """

@@ -104,7 +104,7 @@ def _shift(profile: Timeline, offset: int) -> Timeline:
 
 
 def _match_runs(timeline: Timeline, profile: Timeline) -> tuple[Timeline, Integers]:
-    """Return the timeline with its runs marked, and the run there of each run of the profile; the last is `OUTSIDE`."""
+    """Return the timeline with marked runs, and the number of each profile run in it; the last number is `OUTSIDE`."""
     sessions, _ = find_runs(profile.ranges)
     marks, by_thread = find_runs(timeline.ranges)
     if not len(marks):

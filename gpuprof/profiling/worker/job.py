@@ -174,7 +174,7 @@ class Job:
 
     @property
     def workload(self) -> Workload:
-        """The same by name, the sizes of free dimensions included."""
+        """The workload of the job; its name includes the sizes of free dimensions."""
         return Workload(self.graph.sized_name, self.graph.batch, self.share, self.processes)
 
 

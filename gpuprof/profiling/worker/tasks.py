@@ -182,7 +182,7 @@ class Resident:
         return Loaded(visible_sms() if is_on_gpu else None, gpu.options if gpu else None, gpu.remarks if gpu else ())
 
     def unload(self) -> None:
-        """Release the loaded model and its memory, so that the next one's is measured alone."""
+        """Release the loaded model and its memory, so that the next model's memory is measured alone."""
         self._run = self._run_on = None
         gc.collect()  # objects in reference cycles would keep a session's memory until some later collection
         with suppress(AttributeError):  # glibc only

@@ -1,4 +1,4 @@
-"""The workers of a server: started for a plan, moved to another plan while requests go on, and ended."""
+"""The workers of a server: started for a plan, moved to another plan while serving continues, and ended."""
 
 from __future__ import annotations
 

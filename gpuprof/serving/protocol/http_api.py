@@ -247,7 +247,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         return not (self.busy or self._incoming or self._pending or self._unsent_bytes)
 
     def can_close(self, now: float) -> bool:
-        """Return whether closing loses nothing; a new client may be about to send its first request."""
+        """Return whether closing loses no request; a new client may be about to send its first."""
         return self.is_idle and (not self._is_new or now - self._since > 1.0)
 
     def watch(self, now: float, stall_s: float, idle_s: float) -> None:

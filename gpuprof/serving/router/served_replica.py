@@ -97,7 +97,7 @@ class _Correction:
         self._seen = now
 
     def at(self, now: float) -> float:
-        """Return the factor at a time: the last mean, faded where nothing was observed since."""
+        """Return the factor at a time: the last mean, faded by the time since the last observation."""
         silent_s = now - self._seen - _SILENCE_S
         if silent_s <= 0.0 or self._ratio == 1.0:
             return self._ratio

@@ -67,7 +67,7 @@ class BatchInputs:
 
 @cache
 def _numpy_type(datatype: str) -> Any:
-    """Return numpy's type itself: a lookup by name takes longer than making the array."""
+    """Return the numpy type as an object, because a lookup by name takes longer than creating the array."""
     return np.dtype(NUMPY_NAMES[datatype])
 
 

@@ -1,4 +1,4 @@
-"""Data types of the Open Inference Protocol, with their names and forms elsewhere, and a model's inputs and outputs."""
+"""Data types of the Open Inference Protocol, their names in other systems, and a model's inputs and outputs."""
 
 from __future__ import annotations
 

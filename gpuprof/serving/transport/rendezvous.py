@@ -117,7 +117,7 @@ class Rendezvous:
 
 
 class _UnknownPeer:
-    """A peer before its identification, which must come in time."""
+    """A peer that has not identified itself yet, and must do so in time."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self.connection = FrameConnection(self, CHUNK_BYTES)

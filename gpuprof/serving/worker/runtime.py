@@ -74,7 +74,7 @@ class NullRuntime:
         )
 
     def run(self, inputs: Sequence[Array], positions: Sequence[int]) -> list[Array]:
-        """Return the inputs."""
+        """Return the inputs unchanged."""
         return [inputs[position] for position in positions]
 
 
