@@ -99,7 +99,8 @@ def _fit_models(
         for kind in sorted({model.kind for model in generation_models}):
             units = _group(generation_models, lambda model, kind=kind: model.kind == kind, size)  # type: ignore[misc]
             if len(units) >= _ENOUGH:
-                factors[kind + generation] = _conformal(units, 1.0)
+                of_kind = (model for model in generation_models if model.kind == kind)
+                factors[kind + generation] = max(_conformal(units, 1.0), _hold_tables(of_kind, size))
     return factors
 
 
@@ -111,6 +112,20 @@ def _group(
         if wanted(model):
             units[f"{chip_of(model.device)} {model.model.split()[0]}"].append(size(model))
     return units
+
+
+def _hold_tables(models: Iterable[ModelDeviation], size: Callable[[ModelDeviation], float]) -> float:
+    """Return what holds nine of ten models of nine of ten tables, each of a source, board and runtime; 0 for too few.
+
+    The errors of a table are alike, so that nine of ten models of all tables may be six of ten of the next.
+    """
+    tables: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for model in models:
+        tables[model.source, model.device, model.runtime].append(size(model))
+    if len(tables) < _ENOUGH:
+        return 0.0
+    each = np.array([_quantile([(np.array(sizes), np.ones(len(sizes)))]) for sizes in tables.values()])
+    return _quantile([(each, np.ones(len(each)))])
 
 
 def _plain(scales: Mapping[str, float]) -> ErrorScales:

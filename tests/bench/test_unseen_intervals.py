@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -61,6 +62,18 @@ def test_models_are_held_by_as_many_scales_as_those_on_gpus_left_out() -> None:
     assert scales.model_factors["products cores"] == pytest.approx(0.05 / scales.ops["product"], rel=0.1)
     widened = scales.widen_model(models[0].parts, "products cores", "")
     assert np.log(widened) == pytest.approx(0.05, rel=0.1)
+
+
+def test_models_of_the_worst_of_many_tables_are_held() -> None:
+    models = [
+        replace(model, model=f"{model.model}-{place}")
+        for gpu in ("a100-80", "h100", "t4")
+        for place in range(8)
+        for model in _models(gpu, 0.01)
+    ]
+    few, many = (fit_scales(_groups(), [*models, *_models(gpu, 0.3)]) for gpu in ("t4", "v100"))
+    assert few.model_factors["products cores"] == pytest.approx(0.01 / few.ops["product"], rel=0.1)
+    assert many.model_factors["products cores"] == pytest.approx(0.3 / many.ops["product"], rel=0.1)
 
 
 def test_models_that_wait_for_the_host_speak_for_the_host_alone() -> None:

@@ -84,7 +84,8 @@ def name_kinds(ops: OpTable, tensor: bool) -> NDArray[np.str_]:
     else:
         names = np.where(names == "matmul", np.where(ops.extra > 0.0, "batched product", "product"), names)
     names = np.where(ops.width > 4.0, "double", names)  # without measurements
-    return np.where(names == "attention", attention_kinds(ops), names)
+    kinds = np.where(ops.row > 1.0, "batched product", attention_kinds(ops))  # by blocks of heads (`block_seconds`)
+    return np.where(names == "attention", kinds, names)
 
 
 @lru_cache(maxsize=1_000)

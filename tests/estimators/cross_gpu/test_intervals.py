@@ -53,12 +53,13 @@ def test_kinds_tell_products_by_their_operands_and_by_what_they_run_on() -> None
             make_table("movement", 1),
             make_table("attention", 1, m=1.0, n=64.0),
             make_table("attention", 1, m=64.0, n=64.0, causal=1.0),
+            make_table("attention", 1, m=64.0, n=64.0, row=64.0),
         ]
     )
     assert name_kinds(ops, tensor=False).tolist() == [
-        "product", "batched product", "conv", "elementwise", "generation", "context",
+        "product", "batched product", "conv", "elementwise", "generation", "context", "batched product",
     ]  # fmt: skip
-    wide, narrow = (name_kinds(replace(ops, width=np.full(6, width)), tensor=True)[:3] for width in (2.0, 1.0))
+    wide, narrow = (name_kinds(replace(ops, width=np.full(7, width)), tensor=True)[:3] for width in (2.0, 1.0))
     assert set(wide) == {"product tensor"} and set(narrow) == {"product narrow"}
 
 
