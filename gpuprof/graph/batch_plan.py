@@ -362,7 +362,7 @@ def _scale_shape(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
 
 
 def _axis_at(before: int, shape: Sequence[int]) -> int:
-    """Return the axis of a factor with ``before`` outer elements in memory order."""
+    """Return the axis before which the dimensions multiply to ``before``, or the axis that contains that position."""
     reached = 1
     for axis, size in enumerate(shape):
         if reached == before or reached * size > before:

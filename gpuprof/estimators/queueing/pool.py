@@ -302,7 +302,7 @@ def _summarize(
 
 
 def _with_total(by_kind: Array) -> Array:
-    """Return the values after their sum."""
+    """Return the sum of the values over kinds, followed by the values."""
     return np.asarray(np.append(by_kind.sum(), by_kind))
 
 
