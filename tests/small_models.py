@@ -47,7 +47,7 @@ def write_model(
 def floats(*shape: int) -> np.ndarray:
     """Return float32 numbers that are all different."""
     size = int(np.prod(shape))
-    return (np.arange(size, dtype=np.float32) / max(1, size) - 0.5).reshape(shape)
+    return (np.arange(size, dtype=np.float32) / np.float32(max(1, size)) - 0.5).reshape(shape)
 
 
 def integers(*values: int) -> np.ndarray:
