@@ -95,7 +95,7 @@ class ExplainOptions(Settings):
     )
     time_limit_s: Positive | None = option(
         None,
-        "Time for each of the three new plans; default: 3s and 0.03s for each demand where a limit ended "
+        "Time for each of the three new plans; default: 5s and 0.03s for each demand where a limit ended "
         "the map's own search.",
         "--time-limit",
         unit="s",

@@ -111,7 +111,7 @@ class PlanningOptions(Settings):
     )
     time_limit_s: Positive | None = option(
         None,
-        "Time of the search, after which the best map so far is taken, as at Ctrl-C; default: 3s and 0.03s for each "
+        "Time of the search, after which the best map so far is taken, as at Ctrl-C; default: 5s and 0.03s for each "
         "demand, in compare for each policy or GPU.",
         "--time-limit",
         unit="s",
@@ -237,7 +237,7 @@ def source_names(demands: Iterable[Demand]) -> dict[str, str]:
 
 def default_limit_s(demands: int) -> float:
     """Return the default seconds of a search without a natural end, or of one among many."""
-    return 3.0 + 0.03 * demands
+    return 5.0 + 0.03 * demands
 
 
 def note_omitted_batches(
