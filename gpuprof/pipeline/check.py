@@ -79,7 +79,7 @@ class CheckOptions(OtherTimes):
     live: bool = option(
         False, "Check that this machine has the planned GPUs, MIG instances and shares.", panel="Options"
     )
-    node: str | None = option(None, "This machine's node in the map, for --live.", panel="Options")
+    node: str | None = option(None, "Node of the map that this machine is, for --live.", panel="Options")
 
 
 def check(

@@ -66,7 +66,7 @@ class ProfileWorkloads(Settings):
     igniter: bool = option(False, "Measure the data for calibrate: 11 configurations, and 2 to 5 copies at once.")
     db: Path | None = option(None, "Kernel database, created if missing; default: GPUPROF_DB, or gpuprof-db.")
     engine: Literal["local", "ray"] = option(
-        "local", "Where to measure: local, or ray for the Ray cluster at RAY_ADDRESS.", panel="Clusters"
+        "local", "Place of the measurements: local, or ray for the Ray cluster at RAY_ADDRESS.", panel="Clusters"
     )
 
 

@@ -166,13 +166,13 @@ class ServeSettings(Settings):
     host: str = option("127.0.0.1", "Address to listen on.", panel=_LISTENING)
     port: Port = option(8000, "HTTP port; 0 takes any free one.", panel=_LISTENING)
     grpc_port: Port | None = option(None, "gRPC port; 0 takes any free one; default: no gRPC.", panel=_LISTENING)
-    node: str | None = option(None, "This machine's node in the map.", panel=_WORKERS)
+    node: str | None = option(None, "Node of the map that this machine is.", panel=_WORKERS)
     simulate: bool = option(
         False, "Simulate the models: each batch takes the time predicted in the map.", panel=_WORKERS
     )
     engine: Literal["local", "ray"] = option(
         "local",
-        "Where workers run: local, or ray for the nodes of the Ray cluster at RAY_ADDRESS.",
+        "Place of the workers: local, or ray for the nodes of the Ray cluster at RAY_ADDRESS.",
         panel=_WORKERS,
     )
     apply_mig: bool = option(
