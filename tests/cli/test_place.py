@@ -324,10 +324,8 @@ def test_the_plan_becomes_configurations_that_keep_every_other_field(
     assert main(["place", "--triton-repository", "repo", "--gpus", "a100-40", "--json"]) == 0
     stderr = capsys.readouterr().err
     assert "text of the repository is not planned: python executes it" in stderr
-    assert (
-        "2 configurations into repo: start it with tritonserver --model-repository=repo $(cat repo/node0.options)"
-        in (stderr)
-    )
+    command = "tritonserver --model-repository=repo $(cat repo/node0.options)"
+    assert f"2 configurations into repo: start it with {command}" in stderr
     assert (repository / "node0.options").read_text() == "--model-config-name=node0\n"
     assert (repository / "large" / "config.pbtxt").read_text() == before
     for name in ("small", "large"):

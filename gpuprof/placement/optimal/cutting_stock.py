@@ -27,7 +27,7 @@ from gpuprof.placement.placement import PlacedGpu, PlacedPartition
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import EXACT, Program, Solution
 
-#: Demands of which all sets are tried on equal devices.
+#: Most demands of which every subset is tried together on equal devices.
 _MOST_TOGETHER = 4
 
 

@@ -30,7 +30,7 @@ from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 from gpuprof.rules.turns import held_shares, list_firsts
 
-#: A worker takes so many parts of a rate that it does not take whole: fewer percents than estimates are off.
+#: Steps of the rate that a worker serves of a demand it cannot serve whole: 1.6%, less than the error of estimates.
 _PARTS = 64
 
 
