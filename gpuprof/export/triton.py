@@ -41,12 +41,16 @@ class _Instances:
     partition: Partition
     replica: Replica
     cores: CpuSlice | None  #: None on a GPU.
-    worker: tuple[object, ...]  #: Key of its process under `gpuprof serve`, common to replicas that take turns.
 
     @property
     def core_range(self) -> str:
         """First and last core, since Triton reads a single range; empty on a GPU."""
         return f"{self.cores.cores[0]}-{self.cores.cores[-1]}" if self.cores else ""
+
+    @property
+    def is_whole_cpu(self) -> bool:
+        """Whether it may use all cores of a CPU."""
+        return self.cores is not None and self.replica.sm_share_pct == 100.0
 
 
 @dataclass(slots=True)
@@ -59,19 +63,20 @@ class _Server:
     instances: list[_Instances] = field(default_factory=list)
 
     @property
-    def has_turns(self) -> bool:
-        """Whether one instance may run at a time: all take turns in one worker.
-
-        The rate limiter has one queue for all resources: instances of one worker would wait for those of another.
-        """
-        return len({entry.worker for entry in self.instances}) == 1 and self.instances[0].replica.turns > 0
-
-    @property
     def options(self) -> list[str]:
-        """Options of ``tritonserver`` on which the configurations rely."""
+        """Options of ``tritonserver`` on which the configurations rely.
+
+        Models that share a whole CPU get a common pool of threads: by default each session has its own, whose threads
+        spin while they wait, and take the cores from the other sessions. Its threads heed no host policy, so models
+        on a part of the cores keep their own pools.
+        """
         ranges = sorted({entry.core_range for entry in self.instances} - {""})
-        policies = [f"--host-policy=cores-{cores},cpu-cores={cores}" for cores in ranges]
-        return [*(["--rate-limit=execution_count"] if self.has_turns else []), *policies]
+        options = [f"--host-policy=cores-{cores},cpu-cores={cores}" for cores in ranges]
+        if len(self.instances) > 1 and all(entry.is_whole_cpu for entry in self.instances):
+            threads = max(entry.cores.threads for entry in self.instances if entry.cores)
+            settings = ("enable-global-threadpool=1", f"intra_op_thread_count={threads}", "inter_op_thread_count=1")
+            options += [f"--backend-config=onnxruntime,{setting}" for setting in settings]
+        return options
 
     def write_schedule(self, instances: Sequence[_Instances], is_batched: bool, is_dynamic: bool = True) -> str:
         """Return the fields of a model's configuration that the plan decides: batches, threads and instances.
@@ -98,18 +103,8 @@ class _Server:
 
     def _describe_group(self, entry: _Instances) -> str:
         if entry.cores:
-            group = f'kind: KIND_CPU host_policy: "cores-{entry.core_range}"'
-        else:
-            group = f"kind: KIND_GPU gpus: {0 if self.has_own_gpu else entry.gpu.index}"
-        if not self.has_turns:
-            return group
-        # The least product of executions and priority is next: with equal priorities a frequent model is always last.
-        priority = max(1, round(_PRIORITY_OF_1_RPS / max(entry.replica.rate_rps, 0.001)))
-        return f'{group} rate_limiter {{ resources {{ name: "turns" global: true count: 1 }} priority: {priority} }}'
-
-
-#: Priority, inversely proportional to the request rate: large enough for a resolution of 0.1% at 1,000 requests/s.
-_PRIORITY_OF_1_RPS = 1_000_000
+            return f'kind: KIND_CPU host_policy: "cores-{entry.core_range}"'
+        return f"kind: KIND_GPU gpus: {0 if self.has_own_gpu else entry.gpu.index}"
 
 
 def _list_servers(deployment: DeploymentMap, by_worker: bool) -> list[_Server]:
@@ -131,7 +126,7 @@ def _list_servers(deployment: DeploymentMap, by_worker: bool) -> list[_Server]:
                 name, *_ = next(names)
                 new = _Server(name if by_worker else node.name, node, has_own_gpu=by_worker)
                 server = servers.setdefault(worker if by_worker else node.name, new)
-                server.instances.append(_Instances(gpu, gpu.partitions[number], replica, cores, worker))
+                server.instances.append(_Instances(gpu, gpu.partitions[number], replica, cores))
     return list(servers.values())
 
 
@@ -202,7 +197,6 @@ def _describe_row(deployment: DeploymentMap, server: _Server, entry: _Instances)
     share = "none" if partition.unshared else f"{replica.sm_share_pct:g}%"
     if entry.cores:
         share += " of the cores"
-    share += f", by turns {replica.turns}" if replica.turns else ""
     folder = folder_name(public_name(deployment, replica.model).name)
     place = f"{server.name} | {server.node.name} | {entry.gpu.index} | {mig}"
     return f"| {place} | {share} | {folder} | {replica.rate_rps:g} |"
@@ -454,18 +448,13 @@ def _plan_config(model: TritonModel, server: _Server, instances: Sequence[_Insta
 def describe_limits(deployment: DeploymentMap) -> list[str]:
     """Return remarks on parts of the plan that a single Triton server per node does not keep."""
     remarks = set()
+    remedy = "gpuprof export --to triton makes a server for each worker"
     for server in _list_servers(deployment, by_worker=False):
-        workers = {entry.worker: entry for entry in server.instances}
-        counts = Counter(entry.gpu.index for entry in workers.values())
-        for entry in workers.values():
-            gpu = entry.gpu
-            if not is_cpu(gpu) and (entry.partition.mig is not None or counts[gpu.index] > 1):
-                remarks.add("a server gives all its models one share of a GPU, and the plan divides GPUs")
-            if entry.replica.turns and not server.has_turns:
-                remarks.add(
-                    "a server runs models that take turns at once, on a CPU in time slices of their cores, since "
-                    "Triton's rate limiter would delay one worker for another"
-                )
+        for entry in server.instances:
+            if not is_cpu(entry.gpu) and (entry.partition.mig is not None or entry.replica.sm_share_pct < 100.0):
+                remarks.add(f"a server gives all its models one share of a GPU, and the plan divides GPUs; {remedy}")
+            if entry.replica.turns:
+                remarks.add("Triton runs models at once that take turns in the plan: long ones may be slower")
             if entry.cores and entry.cores.quota_cores:
-                remarks.add("a server holds models to whole cores, and the plan has parts of a core")
-    return [f"{remark}; gpuprof export --to triton makes a server for each worker" for remark in sorted(remarks)]
+                remarks.add(f"a server holds models to whole cores, and the plan has parts of a core; {remedy}")
+    return sorted(remarks)

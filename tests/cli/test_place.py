@@ -339,7 +339,7 @@ def test_the_plan_becomes_configurations_that_keep_every_other_field(
 
 
 @pytest.mark.parametrize("turns", [(1, 1), (1, 2), (0, 0)])
-def test_turns_are_resources_of_a_server_with_one_worker_and_shares_of_a_cpu_are_cores(
+def test_shares_of_a_cpu_are_cores_of_the_server_and_turns_are_not_kept(
     repository: Path, monkeypatch: pytest.MonkeyPatch, turns: tuple[int, int]
 ) -> None:
     monkeypatch.setattr(triton, "own_cores", lambda: (0, 1))
@@ -359,14 +359,10 @@ def test_turns_are_resources_of_a_server_with_one_worker_and_shares_of_a_cpu_are
     cores = ["0-0"] if has_one_worker else ["0-0", "1-1"]
     assert files["node0.options"].split() == [
         "--model-config-name=node0",
-        *(["--rate-limit=execution_count"] if has_one_worker else []),
         *(f"--host-policy=cores-{cores},cpu-cores={cores}" for cores in cores),
     ]
     assert (small.host_policy, large.host_policy) == (f"cores-{cores[0]}", f"cores-{cores[-1]}")
-    assert small.HasField("rate_limiter") is large.HasField("rate_limiter") is has_one_worker
-    assert any("would delay one worker for another" in remark for remark in describe_limits(deployment)) is (
-        turns == (1, 2)
-    )
+    assert any("that take turns in the plan" in remark for remark in describe_limits(deployment)) is any(turns)
 
 
 def _write_ensemble(repository: Path, needed: str = "middle") -> None:

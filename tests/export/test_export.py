@@ -68,7 +68,7 @@ def test_whoever_starts_tritons_servers_is_told_which_stands_where_and_what_is_n
 
 
 @pytest.mark.parametrize(("own", "first"), [((8, 9, 10, 11), 8), ((0, 1), 0)])
-def test_replicas_that_take_turns_have_a_server_that_runs_one_at_a_time_on_the_cores_of_their_share(
+def test_replicas_that_take_turns_have_a_server_on_the_cores_of_their_share(
     monkeypatch: pytest.MonkeyPatch, own: tuple[int, ...], first: int
 ) -> None:
     monkeypatch.setattr(triton, "own_cores", lambda: own)  # others than the planned CPU's: not this one
@@ -83,22 +83,34 @@ def test_replicas_that_take_turns_have_a_server_that_runs_one_at_a_time_on_the_c
         for path in ("node0-gpu0-a/a", "node0-gpu0-a/b", "node0-gpu0-c/c")
     )
     assert files["node0-gpu0-a/server.options"].split() == [
-        "--rate-limit=execution_count",
         f"--host-policy=cores-{first}-{first + 1},cpu-cores={first}-{first + 1}",
     ]
     assert files["node0-gpu0-c/server.options"].split() == [
         f"--host-policy=cores-{first + 2}-{first + 2},cpu-cores={first + 2}-{first + 2}"
     ]
     (group_a,), (group_b,), (group_c,) = a.instance_group, b.instance_group, c.instance_group
-    assert group_a.rate_limiter.resources == group_b.rate_limiter.resources
-    assert [(resource.count, getattr(resource, "global")) for resource in group_a.rate_limiter.resources] == [(1, True)]
-    # Triton takes the least product of executions and priority: here of 10 and of 40 a second.
-    assert group_a.rate_limiter.priority == 4 * group_b.rate_limiter.priority > 0
     assert [group.host_policy for group in (group_a, group_b)] == [f"cores-{first}-{first + 1}"] * 2
     assert (group_c.count, group_c.host_policy) == (2, f"cores-{first + 2}-{first + 2}")
-    assert not group_c.HasField("rate_limiter")
     assert [m.parameters["intra_op_thread_count"].string_value for m in (a, b, c)] == ["2", "2", "1"]
-    assert "| node0-gpu0-a | node0 | 0 | – | 50% of the cores, by turns 1 | b | 40 |" in files["README.md"]
+    assert "| node0-gpu0-a | node0 | 0 | – | 50% of the cores | b | 40 |" in files["README.md"]
+
+
+def test_models_that_share_a_whole_cpu_have_a_common_pool_of_threads() -> None:
+    cpu = replace(plain_device("cpu-4c"), kind="cpu")
+    given = problem([demand("a", 10.0), demand("b", 40.0)], [(cpu, None)])
+
+    def list_options(share: float, *names: str) -> str:
+        replicas = tuple(PlacedReplica(name, 2, 1, Share(share), 10.0, turns=1) for name in names)
+        placement = Placement("by hand", (PlacedGpu("cpu-4c", (PlacedPartition(replicas),)),))
+        return export(to_map(given, placement), "triton").files["node0-gpu0-a/server.options"]
+
+    assert list_options(100.0, "a", "b").split()[1:] == [
+        "--backend-config=onnxruntime,enable-global-threadpool=1",
+        "--backend-config=onnxruntime,intra_op_thread_count=4",
+        "--backend-config=onnxruntime,inter_op_thread_count=1",
+    ]
+    assert "threadpool" not in list_options(100.0, "a")
+    assert "threadpool" not in list_options(50.0, "a", "b")
 
 
 def test_json_is_the_map() -> None:

@@ -20,7 +20,10 @@ _set_destructor.argtypes = [ctypes.py_object, ctypes.c_void_p]
 
 
 class TritonPythonModel:
-    """An instance of a model, with as many threads as its configuration says, like the compiled backend."""
+    """An instance of a model, with as many threads as its configuration says, like the compiled backend.
+
+    Instances are processes here and cannot have the common pool of threads: none spins instead.
+    """
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the model of the repository."""
@@ -28,6 +31,7 @@ class TritonPythonModel:
         options = ort.SessionOptions()
         options.intra_op_num_threads = int(parameters.get("intra_op_thread_count", {}).get("string_value", 0))
         options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         file = Path(args["model_repository"], args["model_version"], "model.onnx")
         self._session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
