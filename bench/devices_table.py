@@ -39,7 +39,7 @@ def page() -> str:
             INTRODUCTION,
             "## Compute and memory\n",
             _table(
-                ("name", "GPU", "CC", "SMs", "MHz", *TYPES, "GiB", "memory", "GB/s", "L2 MiB", "W", "$/h"),
+                ("name", "GPU", "CC", "SMs", "MHz", *TYPES, "GiB", "memory", "GB/s", "L2 MiB", "W", "$/h", "as of"),
                 map(_row, gpus),
             ),
             "## What one SM holds\n",
@@ -81,6 +81,7 @@ def _row(gpu: Device) -> Sequence[str]:
         _number(gpu.l2_bytes / 2**20),
         "–" if gpu.max_power_w is None else _number(gpu.max_power_w),
         "–" if gpu.price_per_hour is None else f"{gpu.price_per_hour:.2f}",
+        gpu.price_date or "–",
     )
 
 

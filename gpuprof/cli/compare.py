@@ -14,6 +14,7 @@ import typer
 import gpuprof
 from gpuprof.cli.output import Format, print_rows, print_text, say_note, show_progress
 from gpuprof.cli.place import DemandOptions
+from gpuprof.domain.number_format import NumberFormat
 from gpuprof.domain.table import Column, make_columns
 from gpuprof.domain.validation import NotNegative
 from gpuprof.errors import InfeasibleError, InputError
@@ -33,7 +34,12 @@ def _shorten_sources(value: object) -> str:
     return _SOURCE.sub(r"\2 \1", str(value)) if value else "–"
 
 
+def _show_interval(value: object) -> str:
+    return " … ".join(map(NumberFormat(3), value)) if isinstance(value, tuple) else "–"
+
+
 _SHOW = {
+    "cost_per_million_interval": _show_interval,
     "compute_utilization": _to_percent,
     "external_fragmentation": _to_percent,
     "internal_slack": _to_percent,
@@ -47,8 +53,9 @@ _COLUMNS = make_columns(
     _SHOW,
 )
 _GPU_COLUMNS = make_columns(
-    "device cost_per_million:$/million_requests compute_utilization:busy gpus cost_per_hour missing_rps "
-    "lower_bound_gpus:bound gpus_at_upper_ends:GPUs_at_upper_ends sources:times remark",
+    "device cost_per_million:$/million_requests cost_per_million_interval:interval compute_utilization:busy gpus "
+    "cost_per_hour price_date:price_of missing_rps lower_bound_gpus:bound gpus_at_upper_ends:GPUs_at_upper_ends "
+    "sources:times remark",
     _SHOW,
 )
 _CELL_COLUMNS = make_columns(

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from statistics import median
 from types import MappingProxyType
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpuprof.domain.device import Device, MigProfile, SmLimits
-from gpuprof.domain.file_access import read_input
+from gpuprof.domain.file_access import decode_text, read_input
 from gpuprof.domain.validation import Count
 from gpuprof.errors import InputError, unknown_name
 
@@ -107,6 +112,8 @@ class _DeviceTable(_Table):
     process_nm: _Positive | None = None
     max_power_w: _Positive | None = None
     price_per_hour: _Positive | None = None
+    price_interval: tuple[_Positive, _Positive] | None = None
+    price_date: str | None = None
     dram_type: str | None = None
     sm: SmLimits | None = None
     mig_slices: Annotated[int, Field(ge=0, le=16)] = 0
@@ -115,11 +122,12 @@ class _DeviceTable(_Table):
 
     def to_device(self, name: str) -> Device:
         """Return the device, in the units of the package."""
-        copied = {"compute_units", "clock_mhz", "compute_capability", "process_nm", "max_power_w", "price_per_hour"}
+        copied = {"compute_units", "clock_mhz", "compute_capability", "process_nm", "max_power_w", "dram_type"}
+        copied |= {"price_per_hour", "price_interval", "price_date", "mig_slices"}
         return Device(
             name=name,
             kind="gpu",
-            **self.model_dump(include=copied | {"dram_type", "mig_slices"}),
+            **self.model_dump(include=copied),
             flops_per_s=MappingProxyType({dtype: float(round(rate * 1e12)) for dtype, rate in self.tflops.items()}),
             dram_bytes=int(self.dram_mib * 2**20),
             dram_bytes_per_s=self.dram_gb_per_s * 1e9,
@@ -203,12 +211,13 @@ def matching_names(text: str) -> tuple[str, ...]:
     for name, device in devices().items():
         words = _words(name)
         every = words.union(*(_words(label) for label in (device.sources["name"], *_read_tables()[name].driver_names)))
-        product = {
-            word for word in words if word not in _FORMS and not (word.isdigit() and len(word) < _PRODUCT_DIGITS)
-        }
-        if product <= query <= every:
+        if set(filter(_is_of_product, words)) <= query <= every:
             names.append(name)
     return tuple(names)
+
+
+def _is_of_product(word: str) -> bool:
+    return word not in _FORMS and not (word.isdigit() and len(word) < _PRODUCT_DIGITS)
 
 
 def _words(text: str) -> set[str]:
@@ -271,10 +280,55 @@ def describe_device(description: GpuDescription, source: str = "the report") -> 
         # These values do not scale from another board, and guesses would enter plans as facts.
         max_power_w=None,
         price_per_hour=None,
+        price_interval=None,
+        price_date=None,
         mig_slices=0,
         mig_profiles=(),
         sources=MappingProxyType(_describe_sources(description, base, source)),
     )
+
+
+_GPUHUNT = "python -m gpuhunt PROVIDER --output FILE.csv writes offers"
+
+
+def read_offers(path: Path, boards: Iterable[Device]) -> Mapping[str, Device]:
+    """Return the boards of ``boards`` with an offer, by name, at the prices of a catalogue that gpuhunt wrote.
+
+    The catalogue is a CSV file, or a folder with a file for each provider. The price of a board is the median over
+    providers and locations of the cheapest hour of a GPU on demand, its interval the lowest and the highest of these,
+    its date that of the oldest file. gpuhunt does not tell a PCIe board from an SXM one: an offer is of each board that
+    its name and memory fit. Raises `InputError` when a file cannot be read, or offers none of the boards.
+    """
+    files = sorted(path.glob("*.csv")) if path.is_dir() else [path]
+    cheapest: dict[tuple[str, float, str, str], float] = {}
+    for file in files:
+        text = decode_text(read_input(file, "name a CSV file that gpuhunt wrote"), file)
+        for line, row in enumerate(csv.DictReader(io.StringIO(text)), 2):
+            try:
+                price, count = float(row["price"]), int(row["gpu_count"])
+                if count and price > 0.0 and row["spot"].lower() == "false":
+                    name, memory_gb = row["gpu_name"].lower(), float(row["gpu_memory"] or 0.0)
+                    place = (name, memory_gb, row.get("provider") or file.stem, row["location"])
+                    cheapest[place] = min(price / count, cheapest.get(place, math.inf))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise InputError(f"{file}:{line}: not an offer of gpuhunt: {error!r}", _GPUHUNT) from None
+    offered = {}
+    for board in boards:
+        prices = [price for (name, memory_gb, *_), price in cheapest.items() if _is_offered(board, name, memory_gb)]
+        if prices:
+            day = datetime.fromtimestamp(min(file.stat().st_mtime for file in files), UTC).date().isoformat()
+            offered[board.name] = board.with_price(median(prices), (min(prices), max(prices)), day)
+    if not offered:
+        raise InputError(f"{path} offers no known GPU on demand", _GPUHUNT)
+    return offered
+
+
+def _is_offered(board: Device, name: str, memory_gb: float) -> bool:
+    """Return whether an offer of ``"a100"`` or ``"rtx6000ada"`` may be the board, with the memory as sold."""
+    words = board.name.split("-")
+    labels = "".join(words), "".join(filter(_is_of_product, words))
+    is_named = name.removeprefix("rtx") in [label.removeprefix("rtx") for label in labels]
+    return is_named and abs(board.dram_bytes / 2**30 - memory_gb) < memory_gb / 8
 
 
 def device_slug(driver_name: str) -> str:

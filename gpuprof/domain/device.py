@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gpuprof.domain.share import Share
@@ -76,7 +76,11 @@ class Device:
     max_power_w : float or None
         Board power limit.
     price_per_hour : float or None
-        US dollars, on demand; ``sources`` names the provider.
+        US dollars, on demand; ``sources`` names the provider. Of several offers, the median.
+    price_interval : tuple of (float, float) or None
+        Lowest and highest price of the offers; None: a single price.
+    price_date : str or None
+        Day, month or year of the price, ``"2025-06"``; None: not known.
     mig_slices : int
         Memory slices of the MIG geometry, 0 where the device has no MIG.
     mig_profiles : tuple of MigProfile
@@ -105,6 +109,8 @@ class Device:
     sm: SmLimits | None = None
     max_power_w: float | None = None
     price_per_hour: float | None = None
+    price_interval: tuple[float, float] | None = None
+    price_date: str | None = None
     mig_slices: int = 0
     mig_profiles: tuple[MigProfile, ...] = ()
     launch_overhead_us: float = 0.0
@@ -116,6 +122,12 @@ class Device:
     def __hash__(self) -> int:
         """Return the hash of the name: mappings have none, and equal devices have the same name."""
         return hash(self.name)
+
+    def with_price(
+        self, per_hour: float | None, interval: tuple[float, float] | None = None, date: str | None = None
+    ) -> Device:
+        """Return the device at another price."""
+        return replace(self, price_per_hour=per_hour, price_interval=interval, price_date=date)
 
     def mig_profile(self, name: str) -> MigProfile:
         """Return the MIG profile called ``name``.

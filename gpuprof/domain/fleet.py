@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpuprof.domain.device import Device
@@ -103,16 +103,17 @@ def _parse_entry(table: object, path: Path, find_device: Callable[[str], Device]
             f"{path}: unknown key {sorted(unknown)[0]!r} in [[gpus]]", "known: device, count, price_per_hour"
         )
     device = find_device(table["device"])
-    price = table.get("price_per_hour", device.price_per_hour)
-    # TOML's ``true`` is a bool, hence an int, and would be a price of $1.
-    if price is not None and (isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price < 1e9):
-        raise InputError(
-            f"{path}: price_per_hour must be a number above 0 but got {price!r}", "write dollars an hour, such as 3.43"
-        )
+    price = table.get("price_per_hour")
+    if price is not None:
+        # TOML's ``true`` is a bool, hence an int, and would be a price of $1.
+        if isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price < 1e9:
+            raise InputError(
+                f"{path}: price_per_hour must be a number above 0 but got {price!r}",
+                "write dollars an hour, such as 3.43",
+            )
+        device = device.with_price(price)
     count = table.get("count")
-    return FleetEntry(
-        replace(device, price_per_hour=price), None if count is None else _parse_count(str(count), table["device"])
-    )
+    return FleetEntry(device, None if count is None else _parse_count(str(count), table["device"]))
 
 
 def _parse_count(text: str, item: str) -> int:

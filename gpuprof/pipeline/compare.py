@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 from gpuprof.domain.fleet import Fleet
@@ -51,7 +52,23 @@ class CompareResult(Result):
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each policy or kind of device: cost, goodput, idle resources, bounds, seconds."""
         limit_s = self.problem.options.time_limit_s
-        return [{self.by: outcome.name, **_make_row(outcome, limit_s)} for outcome in self.outcomes]
+        rows = [{self.by: outcome.name, **_make_row(outcome, limit_s)} for outcome in self.outcomes]
+        return rows if self.by == "policy" else [{**row, **self._price_row(row)} for row in rows]
+
+    def _price_row(self, row: Mapping[str, Any]) -> dict[str, object]:
+        """Return the date and interval of a device's price, and the interval of the cost by both price and latency."""
+        device, million = self.problem.device(row["device"]), row["cost_per_million"]
+        gpus = row["gpus_at_lower_ends"], row["gpus_at_upper_ends"]
+        interval = None
+        if million and device.price_per_hour and None not in gpus:
+            each = million / row["gpus"] / device.price_per_hour
+            prices = device.price_interval or (device.price_per_hour, device.price_per_hour)
+            interval = tuple(each * price * count for price, count in zip(prices, gpus, strict=True))
+        return {
+            "cost_per_million_interval": interval,
+            "price_interval": device.price_interval,
+            "price_date": device.price_date,
+        }
 
 
 def compare(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from gpuprof.domain.arrival_process import FORMS, ArrivalProcess, parse_arrivals
-from gpuprof.domain.catalogue import devices
+from gpuprof.domain.catalogue import devices, read_offers
 from gpuprof.domain.demand import Demand, DemandFile, is_path, model_name, name_demand
 from gpuprof.domain.deployment import DeploymentMap, ModelFile, PlannedDevices, PlannedWith
 from gpuprof.domain.device import Device
@@ -101,6 +101,9 @@ class PlanningOptions(Settings):
     runtime: str | None = option(None, RUNTIME)
     host_us: Positive | None = option(None, HOST_US)
     device_file: Path | None = option(None, DEVICE_FILE, metavar="FILE")
+    prices: Path | None = option(
+        None, "Offers of GPU clouds, as gpuhunt writes them: a CSV file, or a folder of them; default: shipped prices."
+    )
     strict: bool = option(False, "Refuse estimates with unknown ops or wide intervals.")
     dims: Dims = option(
         {},
@@ -435,9 +438,13 @@ def find_fleet(
     Raises `InputError` when a name or a file is wrong.
     """
     own_devices = read_own_devices(planning.device_file)
+    boards = {**devices(), **own_devices}
+    offers = boards if planning.prices is None else read_offers(planning.prices, boards.values())
 
     def find(name: str | None) -> Device:
-        return resolve_device(name, database, own_devices, note)
+        device = resolve_device(name, database, own_devices, note)
+        offer = offers.get(device.name, device)
+        return device.with_price(offer.price_per_hour, offer.price_interval, offer.price_date)
 
     if isinstance(source, Fleet):
         fleet = source
@@ -448,11 +455,20 @@ def find_fleet(
         fleet = read_fleet(Path(source), find)
     else:
         words = {item.strip().lower() for item in source.split(",")}
-        fleet = parse_fleet(source, find, _priced_devices(find, own_devices, planning, note) if ANY in words else ())
+        fleet = parse_fleet(source, find, _priced_devices(find, offers, planning, note) if ANY in words else ())
     unpriced = [entry.device.name for entry in fleet.entries if entry.device.price_per_hour is None]
     if unpriced and len(unpriced) < len(fleet.entries):
         note(f"without a price, counted as 1 $/h: {', '.join(unpriced)}; a fleet.toml can give one")
+    if planning.prices is not None:
+        note(f"prices: {'; '.join(_describe_price(entry.device) for entry in fleet.entries)}")
     return fleet
+
+
+def _describe_price(device: Device) -> str:
+    if device.price_per_hour is None:
+        return f"{device.name} none"
+    spread = " ({:.4g} to {:.4g})".format(*device.price_interval) if device.price_interval else ""
+    return f"{device.name} {device.price_per_hour:.4g}{spread} $/h of {device.price_date or 'unknown date'}"
 
 
 def require_precision(fleet: Fleet, execution: Execution, is_measured: Callable[[str], bool]) -> None:
@@ -471,13 +487,11 @@ def require_precision(fleet: Fleet, execution: Execution, is_measured: Callable[
 
 def _priced_devices(
     find: Callable[[str | None], Device],
-    own_devices: Mapping[str, Device],
+    offers: Mapping[str, Device],
     planning: PlanningOptions,
     note: NoteCallback,
 ) -> list[Device]:
-
-    names = [name for name, device in {**devices(), **own_devices}.items() if device.price_per_hour is not None]
-    priced = [find(name) for name in names]
+    priced = [find(name) for name, device in offers.items() if device.price_per_hour is not None]
     execution = planning.execution()
     lacking = [device.name for device in priced if not execution.is_possible(device)]
     if lacking:

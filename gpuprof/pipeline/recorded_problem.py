@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -131,7 +130,7 @@ def _restore_estimator(
 
 def _with_price(device: Device, planned: PlannedDevices | None) -> Device:
     price = None if planned is None else planned.price_per_hour
-    return device if price is None else replace(device, price_per_hour=price)
+    return device if price is None else device.with_price(price)
 
 
 def _join_members(deployment: DeploymentMap, demands: Sequence[Demand]) -> tuple[Demand, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.devices_table import PAGE, page
-from gpuprof.domain.catalogue import device, device_of_driver, devices, matching_names, read_device_file
+from gpuprof.domain.catalogue import device, device_of_driver, devices, matching_names, read_device_file, read_offers
 from gpuprof.domain.device import Device, MigProfile
 from gpuprof.domain.mig import (
     MigPlacement,
@@ -352,3 +353,37 @@ def test_an_a100_has_19_maximal_layouts_of_its_basic_profiles() -> None:
 )
 def test_a_refusal_names_the_rule_and_the_values(words: list[str], rule: str) -> None:
     assert find_violation(A100, _place(*words)) == rule
+
+
+OFFERS = """\
+instance_name,location,price,gpu_count,gpu_name,gpu_memory,spot
+g4dn.xlarge,us-east-1,0.5,1,T4,16.0,False
+g4dn.16xlarge,us-east-1,4.0,1,T4,16.0,False
+g4dn.xlarge,us-east-1,0.1,1,T4,16.0,True
+g4dn.12xlarge,eu-west-1,2.8,4,T4,16.0,False
+m5.large,us-east-1,0.1,0,,,False
+p4d.24xlarge,us-east-1,32.0,8,A100,40.0,False
+fraction,us-east-1,0.4,1,A10,4.0,False
+mi300x,us-east-1,2.0,1,MI300X,192.0,False
+v620,us-east-1,2.0,1,V620,,False
+"""
+
+
+def test_an_offer_prices_the_boards_it_may_be_by_the_cheapest_hour_of_each_place(tmp_path: Path) -> None:
+    (tmp_path / "aws.csv").write_text(OFFERS)
+    boards = "g,us,0.6,1,T4,16.0,False", "g,us,1.5,1,RTX6000Ada,48.0,False", "g,us,7.0,1,H100NVL,94.0,False"
+    (tmp_path / "vastai.csv").write_text("\n".join([OFFERS.partition("\n")[0], *boards]))
+    os.utime(tmp_path / "aws.csv", (1.7e9, 1.7e9))
+    offers = read_offers(tmp_path, devices().values())
+    assert (offers["t4"].price_per_hour, offers["t4"].price_interval) == (0.6, (0.5, 0.7))  # no spot, no large hosts
+    assert offers["t4"].price_date == "2023-11-14"
+    assert set(offers) == {"t4", "a100-40", "a100-pcie-40", "rtx-6000-ada", "h100-nvl"}
+    assert offers["a100-40"].price_per_hour == 4.0
+    assert read_offers(tmp_path / "aws.csv", devices().values()).keys() == {"t4", "a100-40", "a100-pcie-40"}
+
+
+@pytest.mark.parametrize("text", ["model,rate_rps\na,1\n", OFFERS.replace("0.5,1,T4", "dear,1,T4"), OFFERS[:70]])
+def test_files_without_offers_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "aws.csv").write_text(text)
+    with pytest.raises(InputError, match="gpuhunt"):
+        read_offers(tmp_path / "aws.csv", devices().values())

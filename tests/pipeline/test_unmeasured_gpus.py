@@ -15,7 +15,7 @@ from gpuprof.domain.catalogue import devices
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.errors import InputError
 from gpuprof.pipeline.problem import PlanningOptions
-from tests.domain.test_catalogue import BOARD
+from tests.domain.test_catalogue import BOARD, OFFERS
 
 pytestmark = pytest.mark.slow
 
@@ -90,6 +90,24 @@ def test_a_board_of_ones_own_is_estimated_placed_on_and_checked(here: Path, caps
     assert main(["check", *device_file]) == 0
     assert "sound" in capsys.readouterr().out
     assert main(["check"]) != 0
+
+
+def test_offers_replace_prices_and_give_the_cost_an_interval(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "offers.csv").write_text(OFFERS)
+    options = FAST.replace(prices=here / "offers.csv")
+    table = gpuprof.compare_gpus(demands(here), fleet="t4,l4", policy="ffd", options=options).to_frame()
+    t4, l4 = table.set_index("device").loc[["t4", "l4"]].to_dict("records")
+    assert t4["price_interval"] == (0.5, 0.7) and t4["cost_per_hour"] == pytest.approx(t4["gpus"] * 0.6)
+    low, high = t4["cost_per_million_interval"]
+    assert low == pytest.approx(t4["cost_per_million"] * 0.5 / 0.6 * t4["gpus_at_lower_ends"] / t4["gpus"])
+    assert high == pytest.approx(t4["cost_per_million"] * 0.7 / 0.6 * t4["gpus_at_upper_ends"] / t4["gpus"])
+    assert l4["price_date"] == "2025-06" != t4["price_date"]  # not on offer: the shipped price
+    plan = gpuprof.place(demands(here), fleet="any", policy="ffd", options=options)
+    assert [entry.device.name for entry in plan.problem.fleet.entries] == ["t4", "a100-40", "a100-pcie-40"]
+    assert {entry.price_per_hour for entry in plan.deployment.planned_with.fleet} == {0.6, 4.0}  # kept in the map
+    assert main(["compare", "--by", "gpu", "--gpus", "t4", "--policies", "ffd", "--prices", "offers.csv"]) == 0
+    captured = capsys.readouterr()
+    assert "interval" in captured.out and "t4 0.6 (0.5 to 0.7) $/h of 20" in captured.err
 
 
 def test_estimates_with_wide_intervals_are_refused_under_strict(
