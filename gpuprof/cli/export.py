@@ -23,7 +23,7 @@ class ExportOptions(Settings):
 
     to: str | None = option(
         None,
-        "Tool to write for: json, mig-parted, triton, k8s, k8s-dra, k8s-kai, k8s-hami, kserve, ray-serve or envoy; "
+        "Tool to write for: json, mig-parted, mps, triton, k8s, k8s-dra, k8s-kai, k8s-hami, kserve, ray-serve, envoy; "
         "default: mig-parted for a map with MIG instances, else triton.",
     )
     output: Path | None = option(

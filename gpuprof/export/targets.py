@@ -12,6 +12,7 @@ from gpuprof.domain.deployment import DeploymentMap, Gpu
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.export.bundle import Bundle, UniqueNames, is_cpu, slug
 from gpuprof.export.kubernetes import ALLOCATIONS, KSERVE, kubernetes
+from gpuprof.export.mps import mps
 from gpuprof.export.ray_serve import ray_serve
 from gpuprof.export.triton import triton
 from gpuprof.serving.edge.edge import EdgeSettings, render_bootstrap
@@ -37,7 +38,7 @@ def envoy() -> Bundle:
     return Bundle({"envoy.yaml": _HEAD + render_bootstrap(_SETTINGS)})
 
 
-_TARGETS = ["envoy", "json", *ALLOCATIONS, KSERVE, "mig-parted", "ray-serve", "triton"]
+_TARGETS = ["envoy", "json", *ALLOCATIONS, KSERVE, "mig-parted", "mps", "ray-serve", "triton"]
 
 
 def check_target(target: str, image: str | None) -> None:
@@ -67,6 +68,7 @@ def export(deployment: DeploymentMap, target: str, image: str | None = None, bas
         "envoy": envoy,
         "json": lambda: Bundle({"map.json": deployment.to_json()}),
         "mig-parted": lambda: mig_parted(deployment),
+        "mps": lambda: mps(deployment),
         "ray-serve": lambda: ray_serve(deployment, base),
         "triton": lambda: triton(deployment, base),
     }

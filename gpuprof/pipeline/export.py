@@ -1,4 +1,4 @@
-"""``export``: a deployment map for mig-parted, Triton, Kubernetes, KServe or Ray Serve."""
+"""``export``: a deployment map for mig-parted, MPS, Triton, Kubernetes, KServe or Ray Serve."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ def export(
     Parameters
     ----------
     to : str, optional
-        ``"json"``, ``"mig-parted"``, ``"triton"``, ``"k8s"``, ``"k8s-dra"``, ``"k8s-kai"``, ``"k8s-hami"``,
-        ``"kserve"``, ``"ray-serve"`` or ``"envoy"``; by default
-        ``"mig-parted"`` for a map with MIG instances, else ``"triton"``.
+        ``"json"``, ``"mig-parted"``, ``"mps"``, ``"triton"``, ``"k8s"``, ``"k8s-dra"``, ``"k8s-kai"``,
+        ``"k8s-hami"``, ``"kserve"``, ``"ray-serve"`` or ``"envoy"``; by default ``"mig-parted"`` for a map with MIG
+        instances, else ``"triton"``.
     image : str, optional
         Container image with gpuprof, for the manifests of Kubernetes and KServe.
     allow_changed : bool
@@ -116,7 +116,7 @@ def export(
     if bundle.models and not allow_changed:
         require_planned_files(locate_files(resolved, map_folder(deployment)))
     notes.add(*bundle.notes)
-    if to not in ("json", "mig-parted") and (unshared := describe_unshared(resolved)):
+    if to not in ("json", "mig-parted", "mps") and (unshared := describe_unshared(resolved)):
         notes.add(f"{unshared[0].lower()}{unshared[1:]}, and nothing makes batches take turns: they run at once")
     if basis := describe_basis(resolved):
         notes.add(basis)

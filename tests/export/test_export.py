@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -249,3 +250,37 @@ def test_the_map_lies_beside_its_models_and_names_them_from_there(tmp_path: Path
     written = parse_map(json.loads(bundle.files["map.json"]), "map")
     assert written.models["b"].path == "models/b/1/b.onnx"
     assert set(bundle.files) == {"serve_config.yaml", "map.json", "README.md"}
+
+
+def test_mps_gets_a_namespace_for_each_process_with_its_share_and_memory() -> None:
+    turns = [PlacedReplica(name, 2, 1, Share(40.0), 5.0, memory_bytes=5 * 2**20, turns=1) for name in ("a", "b")]
+    given = problem([demand(name, 10.0) for name in ("a", "b")], [(plain_device(), None)])
+    shared = to_map(given, Placement("by hand", (PlacedGpu("plain", (PlacedPartition(tuple(turns)),)),)))
+    node = shared.nodes[0].model_copy(update={"name": "node2"})
+    files = export(MAP.model_copy(update={"nodes": (*MAP.nodes, node)}), "mps").files
+    tables = {name: tomllib.loads(text) for name, text in files.items() if name.endswith(".toml")}
+    # NVIDIA, "MPS v3 Configuration File": schema_version and servers; of a server allowed_devices among others, of a
+    # namespace pinned_memory_limit, active_thread_percentage and client_priority.
+    half = {"active_thread_percentage": "50", "pinned_memory_limit": "4M"}
+    assert tables["node0.toml"] == {
+        "schema_version": "1.0",
+        "servers": {
+            f"gpu0-slot{start}": {
+                "allowed_devices": f"UUID-OF-MIG-3g.40gb-AT-{start}-OF-GPU-0",
+                "namespaces": {"net-a": half, "net-a-2": half},
+            }
+            for start in (0, 4)
+        },
+    }
+    namespaces = {name: {"active_thread_percentage": "30"} for name in ("b", "b-2")}
+    assert tables["node1.toml"]["servers"] == {"gpu0": {"allowed_devices": "UUID-OF-GPU-0", "namespaces": namespaces}}
+    both = {"active_thread_percentage": "40", "pinned_memory_limit": "10M"}
+    assert tables["node2.toml"]["servers"]["gpu0"]["namespaces"] == {"a": both}
+    assert "| node0 | gpu0-slot4 | Net/A | PIPE/gpu0-slot4/net-a-2 |" in files["README.md"]
+    assert "| node2 | gpu0 | a, b | PIPE/gpu0/a |" in files["README.md"]
+
+
+def test_a_map_without_gpus_has_nothing_for_mps() -> None:
+    drawn = awkward()
+    with pytest.raises(InputError, match="the map has no GPU that MPS could share"):
+        export(drawn.model_copy(update={"nodes": drawn.nodes[2:]}), "mps")
