@@ -1,7 +1,5 @@
 """The profiles of Elvinger's thesis, imported into a kernel database, under an estimator's name."""
 
-from __future__ import annotations
-
 import tempfile
 from functools import cache
 from pathlib import Path

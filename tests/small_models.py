@@ -1,7 +1,5 @@
 """Small ONNX models written for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The Containerfile: what it copies is there and enough, and a builder, where there is one, builds it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

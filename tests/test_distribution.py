@@ -1,7 +1,5 @@
 """The name on the package index, what says how to install extras, and the links that an index shows."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

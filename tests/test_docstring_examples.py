@@ -1,7 +1,5 @@
 """The examples in docstrings are run as they stand; those of the public verbs are in tests/pipeline."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What ARCHITECTURE.md and the pages of docs/ name in code type is there: files, packages, functions and classes."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The import directions between packages, and what ``import gpuprof`` may cost."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import subprocess

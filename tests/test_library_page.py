@@ -1,7 +1,5 @@
 """docs/library.md: its blocks are run as they stand, and it names every public verb."""
 
-from __future__ import annotations
-
 import codeop
 import inspect
 import re

@@ -1,7 +1,5 @@
 """The notebooks of docs/notebooks: their cells run one after another in an empty folder, and show what they say."""
 
-from __future__ import annotations
-
 import ast
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One test body, run against the serving runtime and against the simulator: what failures do to requests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The site: it builds with warnings as errors, and the guide says what the code says."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

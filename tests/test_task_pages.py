@@ -1,7 +1,5 @@
 """The task pages and those about plug-ins: their commands run one after another in an empty directory."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

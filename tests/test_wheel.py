@@ -1,7 +1,5 @@
 """The wheel holds exactly what the tree holds, and runs where the tree is not."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -4,8 +4,6 @@ What happens is what would happen on a machine that does nothing else and takes 
 played in seconds, and any two runs are the same.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import selectors

@@ -1,7 +1,5 @@
 """Each command of bench is named by a page, a script or the command that starts it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from bench.extrapolation import learn_slack, leave_ends_out, predict_left_out
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share

@@ -1,7 +1,5 @@
 """The run on a GPU: its script, and what stands in for a GPU when it is rehearsed."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from bench.gpu.launches import _sum_ms

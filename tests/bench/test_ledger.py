@@ -1,7 +1,5 @@
 """The ledger: one schema for public measurements, and a gate that a worse estimate does not pass."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import replace
 from pathlib import Path

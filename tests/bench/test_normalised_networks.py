@@ -1,7 +1,5 @@
 """The networks that published tables are compared with have PyTorch's nodes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

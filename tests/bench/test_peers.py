@@ -1,7 +1,5 @@
 """Other servers that `bench.serving` measures: how they are installed and asked."""
 
-from __future__ import annotations
-
 import base64
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The comparison of served with simulated: capacities of a map, and what counts as agreement."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What the exports of the thesis's models must have to be exported at all."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Intervals fitted by leaving GPUs out hold nine of ten times on a GPU like those, and are wider before Volta."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

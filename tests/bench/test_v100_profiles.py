@@ -1,7 +1,5 @@
 """The published V100 profiles are whole."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.v100_profiles import v100_profiles

@@ -1,7 +1,5 @@
 """``gpuprof compare BEFORE AFTER``: verdict, table, files for CI, and the exit code."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 from pathlib import Path

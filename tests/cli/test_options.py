@@ -1,7 +1,5 @@
 """Options of verbs, made from settings: names, types, defaults, headings and errors."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``place --merge``: what shares a device and weights becomes one replica where that pays and keeps the SLOs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """``gpuprof run``: a whole run from one file, resumed, and every mistake in it told with its line."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """``gpuprof trace``, ``gpuprof simulate`` and ``gpuprof report`` from the command line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``gpuprof train`` and ``gpuprof evaluate`` as a user types them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Wrong inputs: each is refused in one line that names a remedy, with an exit code, without a traceback."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The estimators that ship with gpuprof keep the contract."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The device catalogue agrees with itself, and MIG geometry with brute force and with what is known of the A100."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from itertools import combinations, pairwise

@@ -1,7 +1,5 @@
 """What users write beside models: demands, fleets, and files that are written whole or not at all."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from unittest.mock import Mock

@@ -1,7 +1,5 @@
 """Theoretical occupancy against NVIDIA's own calculator, compiled from a CUDA toolkit where one is installed."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import os

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from gpuprof.domain.runtime_variant import RuntimeVariant, comparable_rows, rank_variants

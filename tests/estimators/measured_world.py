@@ -1,7 +1,5 @@
 """A device whose ops obey a law, and networks measured on it: what regressors can be tested on without waiting."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

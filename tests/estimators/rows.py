@@ -1,7 +1,5 @@
 """Small synthetic databases and graphs for the tests of the estimators."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path

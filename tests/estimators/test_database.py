@@ -1,7 +1,5 @@
 """The default estimator: measured, interpolated, extrapolated, roofline, and which is which."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Sequence

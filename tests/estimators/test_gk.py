@@ -1,7 +1,5 @@
 """The GK-Estimator: start times along the graph, sets of concurrent kernels, and what they need together."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Memory of models: buffers of an arena, weights counted once, measured peaks, and what processes reserve."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

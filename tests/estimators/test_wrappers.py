@@ -1,7 +1,5 @@
 """Estimators behind another: services, and third-party estimators, whose errors name them in one line."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What is written for mig-parted, Triton, Ray Serve and other tools."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What is written for Kubernetes and KServe, by the published schemas of Kubernetes; what pods request."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The model repositories for Triton: files, names, versions, and when batches are formed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

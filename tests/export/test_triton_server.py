@@ -5,8 +5,6 @@ package has no backend for ONNX: that it asks for one says that names, versions 
 configurations are loaded and executed by a backend in Python (`triton_onnxruntime.py`).
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -4,8 +4,6 @@ Triton loads the class from ``onnxruntime/model.py`` in its directory of backend
 the backend ``onnxruntime``.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Odd models: what ONNX allows and few exporters write, and what is left of a file when something went wrong."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Inputs of models: random arrays, and data of files."""
 
-from __future__ import annotations
-
 import base64
 import json
 from pathlib import Path

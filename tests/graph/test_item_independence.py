@@ -1,7 +1,5 @@
 """Which ops keep the items of a batch apart, by their types, attributes and shapes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

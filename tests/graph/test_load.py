@@ -1,7 +1,5 @@
 """Graphs of ONNX files: shapes at a batch, assumed sizes, tolerated and odd models, and refusals."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Mapping

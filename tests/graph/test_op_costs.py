@@ -1,7 +1,5 @@
 """FLOPs against counts made by hand, or by NumPy."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

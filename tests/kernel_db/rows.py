@@ -1,7 +1,5 @@
 """Small runs to put into databases under test."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 

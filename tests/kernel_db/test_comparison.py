@@ -1,7 +1,5 @@
 """Comparison of two databases: false alarms at the stated rate, planted changes found, and the ops they come from."""
 
-from __future__ import annotations
-
 import math
 import random
 from datetime import UTC, datetime

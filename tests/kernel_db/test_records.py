@@ -1,7 +1,5 @@
 """Rows as records, and SQL over the tables."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path

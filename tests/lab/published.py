@@ -1,7 +1,5 @@
 """Small published measurements: files as the authors of ParvaGPU and iGniter write them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The laboratory: scenarios, cells, sweeps and figures."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -1,7 +1,5 @@
 """Databases of published measurements, imported and computed."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

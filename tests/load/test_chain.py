@@ -1,7 +1,5 @@
 """Requests of a chain: each answer is sent on to the next step."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

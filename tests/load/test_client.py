@@ -1,7 +1,5 @@
 """The client that sends requests when they are due, against servers that behave in every way."""
 
-from __future__ import annotations
-
 import math
 import socket
 import threading

@@ -1,7 +1,5 @@
 """NVML with the answers of a test."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

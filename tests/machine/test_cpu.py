@@ -1,7 +1,5 @@
 """The local CPU as a device, on file systems that the tests write."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

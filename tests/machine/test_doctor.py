@@ -1,7 +1,5 @@
 """What the doctor finds on machines that the tests play: bare, broken and complete ones."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Local GPUs, from an NVML that the test plays."""
 
-from __future__ import annotations
-
 import ctypes
 from ctypes import Structure, c_uint
 from types import SimpleNamespace

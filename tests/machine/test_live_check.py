@@ -1,7 +1,5 @@
 """Differences between a map and the machine, on played machines."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from gpuprof.domain.catalogue import devices

@@ -1,7 +1,5 @@
 """Small models for the merger's tests: a transformer and a residual network, and copies fine-tuned from a layer on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

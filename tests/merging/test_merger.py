@@ -1,7 +1,5 @@
 """Merged graphs give what the originals give: random small graphs, with everything merged that can be."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace

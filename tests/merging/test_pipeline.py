@@ -1,7 +1,5 @@
 """What users do wrong, or unusually: each comes out right or as one clear line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

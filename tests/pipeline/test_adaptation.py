@@ -1,7 +1,5 @@
 """What the placer answers to a running server."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

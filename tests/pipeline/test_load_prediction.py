@@ -1,7 +1,5 @@
 """What `load` predicts: its own requests, replayed; and the cores that its clients avoid."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

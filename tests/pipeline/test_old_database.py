@@ -1,7 +1,5 @@
 """A database that gpuprof wrote before its core was split into packages is read, estimated from and placed from."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`place`, `compare`, `check`, `explain` and `export` as functions: paths or objects in, results out."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

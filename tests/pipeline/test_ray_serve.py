@@ -1,7 +1,5 @@
 """The application of Ray Serve: how it divides requests, which GPUs its nodes take, and one that answers."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """`gpuprof.serve`: a server in processes of its own, for as long as a context lasts."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

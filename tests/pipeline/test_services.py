@@ -1,7 +1,5 @@
 """Two services of one model go through the whole pipeline: each with its own rate and SLO."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`simulate`, `load` and traces as functions: settings with units in, results out, nothing printed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Models that take turns on one GPU, by the command line: planned, checked, and simulated as predicted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

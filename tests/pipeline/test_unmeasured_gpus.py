@@ -1,7 +1,5 @@
 """Planning for GPUs of which nothing was measured: every board with a price, one's own, in a precision asked for."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

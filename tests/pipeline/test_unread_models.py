@@ -1,7 +1,5 @@
 """Models whose ops cannot be known without running them: measured, planned from that and never estimated otherwise."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

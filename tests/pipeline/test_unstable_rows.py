@@ -1,7 +1,5 @@
 """Noise travels: rows marked unstable are named in estimates, maps and checks, and planned at their upper end."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path

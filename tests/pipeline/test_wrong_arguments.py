@@ -1,7 +1,5 @@
 """Wrong arguments of the Python API: each is refused as an `InputError` that names a remedy or the rule."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import inspect

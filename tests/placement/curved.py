@@ -1,7 +1,5 @@
 """An estimator that is not linear: shares and batches pay less and less, and neighbours disturb by what they take."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ serve, with all batches of all shares, and adds device to device, keeping the se
 slow beyond a few models.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

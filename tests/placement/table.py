@@ -1,7 +1,5 @@
 """An estimator over a table written in a test."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 

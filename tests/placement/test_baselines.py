@@ -1,7 +1,5 @@
 """gpulet, with its duty cycles, and the policies that are compared with gpuprof's."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

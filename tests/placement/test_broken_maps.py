@@ -1,7 +1,5 @@
 """Whatever is wrong with a map is found, with a database and without, and nothing is found in a sound one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

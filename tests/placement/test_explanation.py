@@ -1,7 +1,5 @@
 """Why a map is as it is: alternatives, neighbours, and what was not placed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """What a map predicts of its replicas: means, upper ends, and batches that are padded."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

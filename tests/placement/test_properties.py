@@ -1,7 +1,5 @@
 """What must hold for any demands, fleet and estimator; the estimator is curved, disturbs, and answers between lists."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import pytest

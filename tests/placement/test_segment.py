@@ -1,7 +1,5 @@
 """Segments, their largest rates, covers of a demand, and replicas that share their model's requests."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A GPU as NVML shows it, on a machine without one."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from tests.machine.played_nvml import FakeNvmlError, PlayedNvml

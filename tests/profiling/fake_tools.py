@@ -1,7 +1,5 @@
 """Programs that behave as a profiler does, well or badly."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

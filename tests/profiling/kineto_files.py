@@ -1,7 +1,5 @@
 """Writes traces as ``torch.profiler`` does."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

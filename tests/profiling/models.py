@@ -1,7 +1,5 @@
 """Small ONNX models whose batch is free."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

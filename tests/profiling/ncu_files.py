@@ -1,7 +1,5 @@
 """Writes CSVs as ``ncu --csv`` prints them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 NOISE = (

@@ -1,7 +1,5 @@
 """Writes SQLite files as ``nsys export`` does: the schema of 2022.4 (3.0.0), and one of 2024 with its new names."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Requests that are measured in a moment, and reports that are read."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path

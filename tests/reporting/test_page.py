@@ -1,7 +1,5 @@
 """Reports: from documents to sections to one page, looked at in a browser where there is one."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Workers on few cores: models that take turns, and the work of the host beside them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

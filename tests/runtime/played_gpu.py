@@ -1,7 +1,5 @@
 """A GPU played by the CPU: sessions that accept or refuse options, and host memory for the device's."""
 
-from __future__ import annotations
-
 import ctypes
 import time
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The provider for NVIDIA GPUs where it does not start, played; the real wheel is in test_real_gpu_wheel.py."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

@@ -1,7 +1,5 @@
 """The runtime on a GPU, played: CPU sessions that accept or refuse options, and host memory for the device's."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from pathlib import Path

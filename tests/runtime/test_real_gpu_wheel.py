@@ -4,8 +4,6 @@ The wheel shares its module's name with the CPU build, so that it stands in a fo
 ``.ci/install-onnxruntime-gpu.sh`` makes and ``GPUPROF_ORT_GPU`` names; without it these tests are skipped.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -6,8 +6,6 @@ Each argument is a node after the first, which has nothing: the custom resources
 address; then takes ``remove NUMBER`` and ``add RESOURCE,RESOURCE`` on its input, and ends with it.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

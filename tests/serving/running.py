@@ -1,7 +1,5 @@
 """Runs servers and speaks to them, byte by byte where a test is about bytes."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,7 +1,5 @@
 """Moving a running server to another map."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

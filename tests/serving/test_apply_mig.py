@@ -1,7 +1,5 @@
 """MIG instances that are made for a map and given back, by a machine process that may be replaced meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Everything at once: workers die and hang, maps change, clients break off; answers stay whole, memory comes back."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

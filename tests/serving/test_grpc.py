@@ -1,7 +1,5 @@
 """The protocol over gRPC, by the client of Triton."""
 
-from __future__ import annotations
-
 import queue
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The protocol over HTTP, as clients and as bytes on a socket."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time

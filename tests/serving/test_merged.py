@@ -1,7 +1,5 @@
 """Serving several models with one merged graph, over a real server and real workers."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """Models of ONNX behind the server: every data type, batches, and models that fail."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Clients of HTTP/2 and gRPC that others wrote, as they are: nghttp and h2load of Debian, @grpc/grpc-js of npm."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

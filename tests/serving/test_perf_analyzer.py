@@ -1,7 +1,5 @@
 """NVIDIA's perf_analyzer drives the server as it is; .ci/install-perf-analyzer.sh puts it here."""
 
-from __future__ import annotations
-
 import csv
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Serving on the nodes of a Ray cluster."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import ssl

@@ -1,7 +1,5 @@
 """What must hold when workers die or hang, when there is too much to do, and when the server is told to stop."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import signal
@@ -10,7 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import psutil
@@ -38,7 +36,7 @@ class Askers:
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._ask, args=(1000 * number,)) for number in range(count)]
 
-    def __enter__(self) -> Askers:
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         return self

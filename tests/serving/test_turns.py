@@ -1,7 +1,5 @@
 """Workers of several models: one process serves them, and another after it, whatever becomes of one of them."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small deployment maps, and recorded arrivals."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

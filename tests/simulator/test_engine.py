@@ -1,7 +1,5 @@
 """The engine: event order, conservation, failures, bounds, the same rules as the runtime, and queueing theory."""
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 import json

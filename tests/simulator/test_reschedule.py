@@ -1,7 +1,5 @@
 """Rescheduling in the loop."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

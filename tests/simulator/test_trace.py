@@ -1,7 +1,5 @@
 """Arrival processes and traces."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

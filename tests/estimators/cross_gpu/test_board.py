@@ -1,7 +1,5 @@
 """A board does no more work than it can, whatever shares it is cut into."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

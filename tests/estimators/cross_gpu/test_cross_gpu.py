@@ -1,7 +1,5 @@
 """Estimates for GPUs without measurements: physical, in proportion, with their precision and runtime in the source."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

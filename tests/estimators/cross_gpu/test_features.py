@@ -1,7 +1,5 @@
 """Bounds of an op's time: what a GPU holds of its peaks, the L2 cache, blocks of attention, preparation."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

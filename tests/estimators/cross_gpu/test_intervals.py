@@ -1,7 +1,5 @@
 """Intervals of unmeasured GPUs: by kinds of ops and parts of a model's time; what was compared with measurements."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Which kernels a graph becomes: views none, linear layers one, chains one where a runtime fuses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

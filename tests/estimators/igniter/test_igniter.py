@@ -1,7 +1,5 @@
 """iGniter's equations and fits: coefficients in, measurements made from them, coefficients out."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,9 +1,8 @@
 """Interference models: each learns the law that it assumes; replicas without shares, on the thesis's profiles."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Self
 
 import numpy as np
 import pytest
@@ -112,7 +111,7 @@ def test_a_model_that_is_left_out_is_in_neither_role_of_what_is_learnt() -> None
     model_names: list[set[str]] = []
 
     class RecordingInterference(ConstantInterference):
-        def fit(self, measured: Sequence[ColocatedWorkload]) -> RecordingInterference:
+        def fit(self, measured: Sequence[ColocatedWorkload]) -> Self:
             model_names.append({name for row in measured for name in (row.victim.model, row.beside[0].model)})
             super().fit(measured)
             return self

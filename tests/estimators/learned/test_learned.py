@@ -1,7 +1,5 @@
 """Regressors of op times and memory: what they learn, carry over, promise, keep on disk and refuse."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """What was measured: alone, beside others, between and beyond points, and at sizes of free dimensions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

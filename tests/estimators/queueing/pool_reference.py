@@ -1,7 +1,5 @@
 """A plain simulation of replicas behind one router, written for the tests: it shares no code with the model."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import deque

@@ -1,7 +1,5 @@
 """Queueing of replicas and pools against request-by-request simulations, known formulas and invariants."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

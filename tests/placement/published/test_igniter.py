@@ -1,7 +1,5 @@
 """iGniter's published plans, and GSLICE on its workloads."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The worked examples of Elvinger's thesis, §5.4, on its own profiles (Table 5.2 and A.1)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

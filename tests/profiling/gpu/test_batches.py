@@ -1,7 +1,5 @@
 """All batch sizes of a model under a share in one process: times first, then recordings in another."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Reports of other people's programs: boards outside the catalogue, several GPUs, steps, counters alone."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

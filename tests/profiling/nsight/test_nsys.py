@@ -1,7 +1,5 @@
 """nsys: recording a program, reports of both kinds, and a profiler's process."""
 
-from __future__ import annotations
-
 import sqlite3
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Campaigns: cells measured once, skipped when known, and their keys."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path

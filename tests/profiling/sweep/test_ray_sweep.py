@@ -1,7 +1,5 @@
 """A sweep spread over the nodes of a Ray cluster."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

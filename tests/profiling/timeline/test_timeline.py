@@ -1,7 +1,5 @@
 """Timelines of every tool: traces of JSON, ranges around launches, runs, and kernels joined with their counters."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tasks of a worker and what they time."""
 
-from __future__ import annotations
-
 import math
 import pickle
 import random

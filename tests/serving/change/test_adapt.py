@@ -1,14 +1,12 @@
 """The map follows the load: when the placer is asked, and that nothing is lost on the way."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -170,7 +168,7 @@ class Loaded:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._send)
 
-    def __enter__(self) -> Loaded:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from gpuprof.domain.deployment import parse_map

@@ -1,7 +1,5 @@
 """Standbys with a larger share, and when they take over."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The edge: its configuration, and its life beside the server's."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """The machine process: what must hold when it, or the whole of it, is killed."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator

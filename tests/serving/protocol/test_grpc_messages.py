@@ -1,7 +1,5 @@
 """Messages of gRPC: requests and refusals, fields cut on the wire, and the compiled descriptor."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

@@ -1,7 +1,5 @@
 """One HTTP connection on a transport that a test controls: framing, limits, memory, and the edge's headers."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """What /metrics says by model, replica, device and MIG instance."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

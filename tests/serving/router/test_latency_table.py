@@ -1,7 +1,5 @@
 """Estimates of batch times and the reserve: near what is seen, and at the prediction again when all is quiet."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from types import SimpleNamespace

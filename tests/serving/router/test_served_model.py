@@ -1,7 +1,5 @@
 """Which requests a model lets in, with workers that are played by the test."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Tokens and TLS: for clients by HTTP and gRPC, and for the machines and workers that come to the rendezvous."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """OpenTelemetry traces: what a request's spans say, and that they reach a collector."""
 
-from __future__ import annotations
-
 import gzip
 import threading
 import time

@@ -1,7 +1,5 @@
 """BatchRunner in a worker: bound to a device, and copied while others are computed. The device here is the CPU."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A worker whose router goes, whenever that is."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import signal
