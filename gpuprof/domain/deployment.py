@@ -101,6 +101,8 @@ class PlannedWith(_MapElement):
     max_batch: _Count = 256
     max_processes: _Count | None = None
     isolate: bool = False
+    no_mig: bool = False
+    no_mps: bool = False
     host: HostWork = NO_HOST_WORK
     precision: str | None = None
     runtime: str | None = None

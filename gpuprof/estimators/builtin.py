@@ -175,9 +175,43 @@ def _mix_estimates(
     )
 
 
-def name_services(estimator: Estimator, sources: Mapping[str, str]) -> Estimator:
-    """Return the estimator for services; unchanged where every service has its model's name."""
+class WholeGpuEstimator(ServiceEstimator):
+    """Estimates services on GPUs that MIG, MPS or neither can divide, with errors for all other shares."""
+
+    def __init__(self, models: Estimator, sources: Mapping[str, str], no_mig: bool, no_mps: bool) -> None:
+        super().__init__(models, sources)
+        self._no_mig, self._no_mps = no_mig, no_mps
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Predict a service; see `gpuprof.domain.estimate.Estimator`.
+
+        Raises `InputError` for a share that the GPUs cannot have, or without an estimate.
+        """
+        if not self._is_possible(device, share, processes):
+            raise InputError(f"the plan's options exclude {share} of {device.name} for {model}")
+        return super().estimate(model, device, batch, share, beside, processes)
+
+    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
+        """Return the possible shares worth considering for a service."""
+        return tuple(share for share in super().shares(model, device) if self._is_possible(device, share))
+
+    def _is_possible(self, device: Device, share: Share, processes: int = 1) -> bool:
+        needs_mps = share.sm_pct < 100.0 or processes > 1
+        return device.kind != "gpu" or not ((self._no_mig and share.mig) or (self._no_mps and needs_mps))
+
+
+def name_services(
+    estimator: Estimator, sources: Mapping[str, str], no_mig: bool = False, no_mps: bool = False
+) -> Estimator:
+    """Return the estimator for services; unchanged where every service has its model's name.
+
+    ``no_mig``, ``no_mps``: whether GPUs cannot be divided by MIG or by MPS.
+    """
     renamed = {service: model for service, model in sources.items() if service != model}
+    if no_mig or no_mps:
+        return WholeGpuEstimator(estimator, renamed, no_mig, no_mps)
     return ServiceEstimator(estimator, renamed) if renamed else estimator
 
 

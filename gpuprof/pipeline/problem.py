@@ -97,6 +97,8 @@ class PlanningOptions(Settings):
     isolate: bool = option(
         False, "Separate process and share for every replica; by default, light models share workers."
     )
+    no_mig: bool = option(False, "GPUs without MIG instances.")
+    no_mps: bool = option(False, "GPUs and MIG instances undivided by MPS: light models share them by turns.")
     precision: str | None = option(None, PRECISION)
     runtime: str | None = option(None, RUNTIME)
     host_us: Positive | None = option(None, HOST_US)
@@ -134,12 +136,15 @@ class PlanningOptions(Settings):
 
         Raises `InputError` when a number is out of range.
         """
-        names = ("confidence", "latency_budget", "max_batch", "isolate", "time_limit_s", "seed")
+        names = ("confidence", "latency_budget", "max_batch", "isolate", "no_mig", "no_mps", "time_limit_s", "seed")
         return Options(**{name: getattr(self, name) for name in names})
 
 
 #: Options of a problem with equal names in a map's record.
-RECORDED_OPTIONS = ("confidence", "latency_budget", "overhead_ms", "max_batch", "max_processes", "isolate")
+RECORDED_OPTIONS = (
+    *("confidence", "latency_budget", "overhead_ms", "max_batch", "max_processes"),
+    *("isolate", "no_mig", "no_mps"),
+)
 
 
 def build_problem(
@@ -180,7 +185,7 @@ def build_problem(
     default = planning.estimator == DEFAULT
     # Notes come from the default estimator, whichever estimator plans: no other reads the database's models.
     estimator = measured if default else make_named_estimator(planning.estimator, database, graphs)
-    estimator = name_services(estimator, sources)
+    estimator = name_services(estimator, sources, options.no_mig, options.no_mps)
     services = list(dict.fromkeys(sources[demand.model] for demand in named if models[demand.model] not in foreign))
     names = list(dict.fromkeys(name for model in services for name, _ in name_parts(model)))
     options = replace(options, host=_find_host_work(database, devices, named))

@@ -125,7 +125,7 @@ def _restore_estimator(
     estimator = measured if source == DEFAULT else make_named_estimator(source, database, graphs)
     tried = name_tried_services(collect_tried_runs(measured.known, parts), sources)
     files = {name: model.file for name, model in deployment.models.items()}
-    return estimate_merged(name_services(estimator, sources), files), tried
+    return estimate_merged(name_services(estimator, sources, settings.no_mig, settings.no_mps), files), tried
 
 
 def _with_price(device: Device, planned: PlannedDevices | None) -> Device:

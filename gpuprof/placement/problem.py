@@ -47,6 +47,8 @@ class Options:
     host: HostWork = NO_HOST_WORK  #: Work of the host for serving, beside the batches.
     gpus_per_node: int = 8  #: Devices per machine of an elastic fleet.
     isolate: bool = False  #: True if every replica has a process and a share of its own: no shared workers.
+    no_mig: bool = False  #: True if GPUs cannot be divided into MIG instances.
+    no_mps: bool = False  #: True if GPUs and MIG instances cannot be divided by MPS.
     time_limit_s: float | None = None  #: Time limit of searching policies, which then return the incumbent.
     seed: int = 0
     #: True if a policy explains unplaced demands, which may take longer than the map: where a map is chosen among

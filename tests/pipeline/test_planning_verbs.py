@@ -1,6 +1,7 @@
 """`place`, `compare`, `check`, `explain` and `export` as functions: paths or objects in, results out."""
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -8,13 +9,14 @@ import pytest
 import gpuprof
 from gpuprof.cli.main import main
 from gpuprof.domain.demand import Demand, Slo, read_demands
-from gpuprof.domain.deployment import PlannedDevices
+from gpuprof.domain.deployment import DeploymentMap, PlannedDevices
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument
 from gpuprof.pipeline.problem import PlanningOptions
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 from tests.estimators.rows import database, measured_row
+from tests.profiling.models import write_mlp
 
 DEMANDS = (Demand("a", 40.0, Slo(80.0)), Demand("b", 20.0, Slo(60.0)))
 
@@ -79,6 +81,27 @@ def test_the_settings_of_a_plan_are_checked_with() -> None:
     assert (settings.confidence, settings.max_batch, settings.isolate) == (0.9, 2, True)
     with pytest.raises(InputError, match="max batch must be at least 1 but got 0"):
         gpuprof.place(DEMANDS, fleet="v100:2", options=PlanningOptions(max_batch=0))
+
+
+def test_a_plan_divides_gpus_only_by_what_they_have(here: Path) -> None:
+    files = [write_mlp(here / f"mlp{width}.onnx", width) for width in (256, 512)]
+    demands = [Demand(str(file), 20.0, Slo(50.0)) for file in files]
+
+    def place(no_mig: bool, no_mps: bool) -> DeploymentMap:
+        options = PlanningOptions(no_mig=no_mig, no_mps=no_mps)
+        return gpuprof.place(demands, fleet="a100-40", options=options).deployment
+
+    for no_mig, no_mps in product((False, True), repeat=2):
+        deployment = place(no_mig, no_mps)
+        places = list(deployment.places())
+        assert not (no_mig and any(partition.mig for *_, partition, _ in places))
+        assert not (no_mps and any(replica.sm_share_pct < 100.0 or replica.processes > 1 for *_, replica in places))
+        assert len(deployment.nodes[0].gpus) == 1 and gpuprof.check(deployment).is_sound
+    assert {replica.turns for *_, replica in deployment.places()} == {1}  # undivided, they share the GPU by turns
+    parts = place(True, False)
+    assert all(replica.sm_share_pct < 100.0 for *_, replica in parts.places())
+    settings = parts.planned_with.model_copy(update={"no_mps": True})
+    assert not gpuprof.check(parts.model_copy(update={"planned_with": settings})).is_sound
 
 
 def test_check_finds_what_a_map_breaks_and_takes_other_demands() -> None:
