@@ -7,8 +7,23 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpuprof.errors import InputError
-from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
+from gpuprof.estimators.igniter.igniter import (
+    HardwareCoefficients,
+    HardwareProfile,
+    WorkloadCoefficients,
+    WorkloadProfile,
+    profile_of_tables,
+)
 from gpuprof.estimators.interference.colocation import ColocatedWorkload, RunningWorkload
+from gpuprof.kernel_db.importing import parse_igniter_tables
+
+
+def read_igniter_profile(path: Path) -> tuple[HardwareProfile, dict[str, WorkloadProfile]]:
+    """Return the profile in a file of lines ``{"model or hardware": {"key": value}}`` as iGniter publishes.
+
+    Raises `InputError` when the file has another format or lacks a key; the message names the key.
+    """
+    return profile_of_tables(parse_igniter_tables(path.read_text(encoding="utf-8"), path), str(path))
 
 
 def read_pairs(

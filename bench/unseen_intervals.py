@@ -75,7 +75,7 @@ def fit_scales(groups: Sequence[OpResiduals], models: Sequence[ModelDeviation]) 
     op_factors: dict[str, float] = {}
     for generation in _GENERATIONS:
         units = {
-            f"{group.chip} {group.name}": (group.sizes / _plain(without[group.chip]).scale_ops(group.kinds)).tolist()
+            f"{group.chip} {group.name}": (group.sizes / _scale_ops(without[group.chip], group.kinds)).tolist()
             for group in groups
             if group.generation == generation
         }
@@ -173,9 +173,15 @@ def print_intervals(groups: Sequence[OpResiduals], models: Sequence[ModelDeviati
     _print_rows("models, the architecture left out on all GPUs", rows)
 
 
+def _scale_ops(scales: Mapping[str, float], kinds: NDArray[np.str_]) -> Array:
+    """Return the scale of each op by its kind; for unmeasured kinds, the largest scale."""
+    most = max(scales.values(), default=1.0)
+    return np.array([scales.get(str(kind), most) for kind in kinds], dtype=float)
+
+
 def widen_ops(scales: ErrorScales, kinds: NDArray[np.str_], generation: str) -> Array:
     """Return for each op the logarithm of the factor f so that [t / f, t f] holds nine of ten ops."""
-    return scales.scale_ops(kinds) * scales.op_factors[generation]
+    return _scale_ops(scales.ops, kinds) * scales.op_factors[generation]
 
 
 _Judged = tuple[str, str, float, float]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def write_regressors(trained: Trained, scales: ErrorScales) -> str:
     """Write the regressors and what is known of their errors; return in words where and how large they are."""
     FOLDER.mkdir(exist_ok=True)
     files = {f"{name}.onnx": content for name, content in trained.models.items()}
-    files["intervals.json"] = scales.to_text().encode()
+    files["intervals.json"] = (json.dumps(asdict(scales), indent=1, sort_keys=True) + "\n").encode()
     for name, content in files.items():
         (FOLDER / name).write_bytes(content)
     sources = [*sorted(ROOT.glob("neusight/*")), *sorted(ROOT.glob("aiconfigurator/*"))]

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from bench.published_pairs import read_igniter_profile
 from gpuprof.cli.output import Format, print_rows, print_text
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.estimate import Estimator, Workload
@@ -35,7 +36,6 @@ from gpuprof.estimators.igniter.igniter import (
     clock_mhz,
     fit_hardware,
     fit_published_workload,
-    read_igniter_profile,
 )
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.lab.laboratory import PrintedNumber

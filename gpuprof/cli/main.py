@@ -22,7 +22,7 @@ from gpuprof.cli.output import say_note
 from gpuprof.errors import BUG_EXIT_CODE, DISTRIBUTION, GpuprofError, InputError, UnavailableError, install_hint
 
 #: Shells' exit code of a program that SIGINT ended: 128 and the signal's number.
-INTERRUPTED_EXIT_CODE = 130
+INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: Verbs that read a file of demands.
 _OF_DEMANDS = ("place", "compare")

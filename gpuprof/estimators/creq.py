@@ -21,7 +21,6 @@ from gpuprof.estimators.cross_gpu.cross_gpu import (
     shipped_model,
 )
 from gpuprof.estimators.cross_gpu.features import (
-    FAMILIES,
     Array,
     DeviceRates,
     Forest,
@@ -99,8 +98,7 @@ def achieved_occupancy_pct(warps: Array, waves: Array, device: Device) -> Array:
 def kinds_of(ops: OpTable, rates: DeviceRates) -> NDArray[np.str_]:
     """Return the kind of each op, from `KINDS`."""
     names = regressor_names(ops, rates)
-    conv = ops.family == FAMILIES.index("conv")
-    usual = conv & (ops.kernel == 3) & (ops.stride == 1)
+    usual = ops.is_in("conv") & (ops.kernel == 3) & (ops.stride == 1)
     kinds = np.array([_INSTEAD.get(str(name), str(name)) for name in names], dtype=np.str_)
     return np.where(usual, "conv_cores", kinds)
 

@@ -62,7 +62,6 @@ from gpuprof.runtime.batch_items import BatchVerdicts
 
 if TYPE_CHECKING:  # scikit-learn takes a second to import
     from gpuprof.estimators.learned.learned import LearnedModel
-    from gpuprof.estimators.roofline import WorkByBatch
 
 
 class ModelLatencies:
@@ -262,16 +261,9 @@ def part_of_one(share: Share, processes: int) -> Share:
 
 #: Types that a runtime converts to the chosen precision; narrower types and integers stay.
 _CHANGED = frozenset({"float64", "float32", "float16", "bfloat16"})
-#: Catalogue's name of a precision → type of activations and other weights, type of the weights of products.
-_TYPES = {
-    "float64": ("float64", "float64"),
-    "float32": ("float32", "float32"),
-    "tfloat32": ("float32", "float32"),
-    "float16": ("float16", "float16"),
-    "bfloat16": ("bfloat16", "bfloat16"),
-    "float8": ("float16", "float8e4m3fn"),
-    "int8": ("float16", "int8"),
-}
+#: Catalogue's name of a precision → type of activations and of products' weights, where it is another.
+_GENERAL = {"tfloat32": "float32", "float8": "float16", "int8": "float16"}
+_OPERAND = {"tfloat32": "float32", "float8": "float8e4m3fn"}
 #: Precisions with attention as a single kernel.
 NARROW = frozenset({"float16", "bfloat16", "float8", "int8"})
 
@@ -284,7 +276,7 @@ def hold_graph(graph: ModelGraph, precision: str, *, retyped: bool) -> ModelGrap
     ops = _join_attention(graph.ops) if precision in NARROW else graph.ops
     if not retyped:
         return replace(graph, ops=ops)
-    general, operand = _TYPES[precision]
+    general, operand = _GENERAL.get(precision, precision), _OPERAND.get(precision, precision)
     multiplied = {weight.name for op in ops if op.op_type in PRODUCTS | CONVOLUTIONS for weight in op.weights}
 
     def retype(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:

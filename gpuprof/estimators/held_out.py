@@ -134,15 +134,10 @@ def predict_left_out_batches(data: TrainingSet) -> list[Prediction]:
     predictions: list[Prediction] = []
     for case in data.cases:
         siblings = [c for c in data.cases if (c.graph.name, c.share) == (case.graph.name, case.share) and c is not case]
-        latency = {sibling.graph.batch: sibling.latency_ms for sibling in siblings}
-        memory = {sibling.graph.batch: sibling.memory_bytes for sibling in siblings if sibling.memory_bytes}
-        curves: list[tuple[str, Mapping[int, float], float | None]] = [
-            ("latency", latency, case.latency_ms),
-            ("memory", memory, case.memory_bytes),
-        ]
-        for quantity, points, measured in curves:
+        for quantity, figure in (("latency", "latency_ms"), ("memory", "memory_bytes")):
+            points = {sibling.graph.batch: value for sibling in siblings if (value := getattr(sibling, figure))}
             between = BatchCurve(points).at(case.graph.batch) if points else None
-            if between is not None and measured:
+            if between is not None and (measured := getattr(case, figure)):
                 predictions.append(_prediction(NEW_BATCH, quantity, INTERPOLATION, case, measured, between[0]))
     return predictions
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import prod
 from typing import Self
 
@@ -33,28 +34,19 @@ def peak_activation_bytes(graph: ModelGraph) -> int:
     A tensor lives from its producer to its last reader; inputs of the graph live from the start, outputs to the end; an
     op that only changes a shape shares its input's memory.
     """
-    owner = _owners(graph)
-    weights = {tensor.name for tensor in graph.weights}
-    last = _last_use(graph, owner)
-    sizes: dict[str, int] = {}
-    alive = peak = 0
-    for tensor in graph.inputs:
-        sizes[tensor.name] = tensor.bytes
-        alive += tensor.bytes
-    ends: dict[int, list[str]] = {}
-    for name, position in last.items():
-        ends.setdefault(position, []).append(name)
+    owner, weights = _owners(graph), {tensor.name for tensor in graph.weights}
+    born = {tensor.name: (0, tensor.bytes) for tensor in graph.inputs}
     for position, op in enumerate(graph.ops):
         for tensor in op.outputs:
-            if owner.get(tensor.name, tensor.name) == tensor.name and tensor.name not in weights:
-                sizes[tensor.name] = tensor.bytes
-                alive += tensor.bytes
-                last.setdefault(tensor.name, position)
-                if last[tensor.name] == position and tensor.name not in ends.get(position, []):
-                    ends.setdefault(position, []).append(tensor.name)
-        peak = max(peak, alive)
-        alive -= sum(sizes.get(name, 0) for name in ends.get(position, ()))
-    return max(peak, alive)
+            if owner[tensor.name] == tensor.name and tensor.name not in weights:
+                born[tensor.name] = (position, tensor.bytes)
+    unread = dict.fromkeys((tensor.name for tensor in graph.inputs), len(graph.ops))
+    last = unread | _last_use(graph, owner)
+    changes = [0] * (len(graph.ops) + 2)
+    for name, (position, size) in born.items():
+        changes[position] += size
+        changes[last.get(name, position) + 1] -= size
+    return max(accumulate(changes))
 
 
 def _owners(graph: ModelGraph) -> dict[str, str]:
@@ -108,10 +100,10 @@ def arena_footprint(graph: ModelGraph) -> Footprint:
             shared = _written_over(op, tensor.bytes, readers, buffers)
             owned = buffers.get(shared) if shared is not None else None
             buffers[tensor.name] = arena.take(tensor.bytes) if owned is None else owned
-            arena.hold(buffers[tensor.name], readers.get(tensor.name, 0))
+            arena.add_readers(buffers[tensor.name], readers.get(tensor.name, 0))
         for tensor in op.inputs:
             if tensor.name in buffers:
-                arena.release(buffers[tensor.name])
+                arena.add_readers(buffers[tensor.name], -1)
     return Footprint(arena.peak, arena.reserved)
 
 
@@ -161,21 +153,12 @@ class _Arena:
         self.peak = max(self.peak, self._in_use)
         return len(self._sizes) - 1
 
-    def hold(self, buffer: int, reads: int) -> None:
-        """Keep a buffer for ``reads`` more readers; free it at once if there are none."""
-        self._waiting[buffer] += reads
+    def add_readers(self, buffer: int, count: int) -> None:
+        """Keep a buffer for more readers, or for fewer if negative; free it if none is left."""
+        self._waiting[buffer] += count
         if self._waiting[buffer] == 0:
-            self._release_buffer(buffer)
-
-    def release(self, buffer: int) -> None:
-        """Record that one reader of a buffer has finished."""
-        self._waiting[buffer] -= 1
-        if self._waiting[buffer] == 0:
-            self._release_buffer(buffer)
-
-    def _release_buffer(self, buffer: int) -> None:
-        self._in_use -= self._sizes[buffer]
-        self._free.append(self._sizes[buffer])
+            self._in_use -= self._sizes[buffer]
+            self._free.append(self._sizes[buffer])
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from onnx import GraphProto, NodeProto, TensorProto, TypeProto, helper, numpy_he
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from gpuprof.domain.model import Tensor
+from gpuprof.domain.sizes import LARGEST_SIZE
 from gpuprof.errors import InputError
 from gpuprof.graph.element_types import dtype_name, elem_type, runtime_types
 from gpuprof.graph.file import MOST_ELEMENTS
@@ -56,8 +57,6 @@ _NEVER_FOLDED = {
     "DequantizeLinear", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
     "Bernoulli", "If", "Loop", "Scan",
 }  # fmt: skip
-#: Least trip count that stands for "no bound": converters write the largest number of 32 or of 64 bits.
-_NO_BOUND = 2**31 - 1
 #: First opset in which Scan has no batch of its own.
 _OLDEST_SCAN = 9
 #: Limits of folding: a node with a larger output, in bytes and relative to its inputs, is an op, since zeros of a large
@@ -298,7 +297,8 @@ class Shapes:
         start = self._constant_value(node.input[1]) if len(node.input) > 1 and node.input[1] else np.array(True)
         if start is not None and not start:
             return 0
-        if trips is None or trips.item() >= _NO_BOUND or start is None or not self._is_always_true(graph):
+        # Converters write the largest number of 32 or of 64 bits for "no bound".
+        if trips is None or trips.item() >= LARGEST_SIZE or start is None or not self._is_always_true(graph):
             return None
         return max(0, int(trips.item()))
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from importlib.resources.abc import Traversable
 from math import exp
@@ -136,21 +136,6 @@ class ErrorScales:
     model_factors: Mapping[str, float]
     host: float  #: Scale of models limited by the host.
 
-    @classmethod
-    def of_text(cls, text: str) -> ErrorScales:
-        """Return the scales in the JSON ``text``."""
-        return cls(**json.loads(text))
-
-    def to_text(self) -> str:
-        """Return the scales as JSON, in the form that ships."""
-        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
-
-    def scale_ops(self, kinds: NDArray[np.str_]) -> Array:
-        """Return the scale of each op by its kind; for unmeasured kinds, the largest scale."""
-        names, place = np.unique(kinds, return_inverse=True)
-        most = max(self.ops.values(), default=1.0)
-        return np.array([self.ops.get(str(name), most) for name in names], dtype=float)[place.reshape(-1)]
-
     def mean_scale(self, by_kind: Mapping[str, float]) -> float:
         """Return the mean scale of a model's kernels, weighted by each kind's fraction of the time."""
         total = sum(by_kind.values())
@@ -216,7 +201,6 @@ def _make_key(runtime: LaunchMode, precision: str, family: str) -> _Key:
 
 SOURCE = "cross-gpu"
 _METADATA, _INTERVALS = "provenance.json", "intervals.json"
-_PRODUCTS = [FAMILIES.index(name) for name in ("matmul", "conv", "attention")]
 
 
 class UnmeasuredModel(Protocol):
@@ -280,7 +264,8 @@ class CrossGpuModel:
         for batch, parts in zip(batches, of_board, strict=True):
             hidden = replace(parts, host_s=0.0)
             kind = kind_of(kernels.at(batch), kernels.precision)
-            factor = self._interval_factor(hidden, kind, device, kernels.precision, kernels.runtime)
+            is_compared = bool(list_compared_boards(kernels.runtime, kernels.precision, kind))
+            factor = self._interval_factor(hidden, kind, device, is_compared=is_compared)
             each = parts.kernels_s / batch
             ends.append((each, each / factor, each * factor))
         value, low, high = map(min, zip(*ends, strict=True))
@@ -319,7 +304,8 @@ class CrossGpuModel:
         host_us: float | None = None,
     ) -> Figure:
         boards = list_compared_boards(runtime, precision, kind := kind_of(kernels, precision))
-        factor = self._interval_factor(parts, kind, device, precision, runtime, named_host=host_us is not None)
+        is_compared, named_host = bool(boards), host_us is not None
+        factor = self._interval_factor(parts, kind, device, is_compared=is_compared, named_host=named_host)
         seconds = batch_seconds(parts.kernels_s, parts.host_s, kernels, runtime)
         unlike = name_unlike(kernels.op_types, parts.excess)
         source = f"{SOURCE}: {precision}, {runtime}"
@@ -332,19 +318,10 @@ class CrossGpuModel:
         return Figure(seconds * 1e3, source, seconds * 1e3 / factor, seconds * 1e3 * factor)
 
     def _interval_factor(
-        self,
-        parts: TimeParts,
-        kind: str,
-        device: Device,
-        precision: str,
-        runtime: LaunchMode,
-        *,
-        named_host: bool = False,
+        self, parts: TimeParts, kind: str, device: Device, *, is_compared: bool, named_host: bool = False
     ) -> float:
-        is_compared = bool(list_compared_boards(runtime, precision, kind))
-        factor = self.scales.widen_model(
-            parts, kind, generation_of(device), named_host=named_host, is_compared=is_compared
-        )
+        generation = generation_of(device)
+        factor = self.scales.widen_model(parts, kind, generation, named_host=named_host, is_compared=is_compared)
         return float(factor + parts.excess)
 
     def kernel_times(self, ops: OpTable, rates: DeviceRates) -> Array:
@@ -376,9 +353,9 @@ def kind_of(kernels: KernelList, precision: str) -> str:
     Kinds differ by the arithmetic, mostly of convolutions or of other products, on CUDA cores or on tensor cores, in
     TF32 or narrower types. Models in double precision were not measured.
     """
-    by_family = np.bincount(kernels.ops.family, kernels.ops.flops * np.array(kernels.count, float), len(FAMILIES))
-    multiplied = float(by_family[_PRODUCTS].sum())
-    part = "convolutions" if by_family[FAMILIES.index("conv")] > multiplied / 2 else "products"
+    ops, flops = kernels.ops, kernels.ops.flops * np.array(kernels.count, float)
+    multiplied = float(flops[ops.is_in("matmul", "conv", "attention")].sum())
+    part = "convolutions" if flops[ops.is_in("conv")].sum() > multiplied / 2 else "products"
     apart = {"float64": "double", "tfloat32": "tfloat32"}
     return f"{part} {apart.get(precision, 'tensor' if precision in TENSOR_TYPES else 'cores')}"
 
@@ -395,7 +372,7 @@ def shipped_model() -> CrossGpuModel:
     Raises `InputError` when a file is missing or differs from the trained file.
     """
     _, files = read_trained_files(trained_folder())
-    scales = ErrorScales.of_text(files.pop(_INTERVALS).decode())
+    scales = ErrorScales(**json.loads(files.pop(_INTERVALS)))
     trees = {name.removesuffix(".onnx"): content for name, content in files.items()}
     return CrossGpuModel(CostModel(Forests(trees)), scales)
 

@@ -225,6 +225,10 @@ class OpTable:
     def __len__(self) -> int:
         return len(self.family)
 
+    def is_in(self, *families: str) -> NDArray[np.bool_]:
+        """Return which ops are of some families, shape (N,)."""
+        return np.isin(self.family, [FAMILIES.index(name) for name in families])
+
     @property
     def bytes_moved(self) -> Array:
         """Bytes read and written."""
@@ -290,9 +294,8 @@ def bound_times(
     weight_sets : float
         Number of weight sets that an op used in rotation, which decides whether they stay in the L2 cache.
     """
-    conv = ops.family == FAMILIES.index("conv")
-    attention = ops.family == FAMILIES.index("attention")
-    product = np.isin(ops.family, [FAMILIES.index(name) for name in ("matmul", "conv", "attention")])
+    conv, attention = ops.is_in("conv"), ops.is_in("attention")
+    product = ops.is_in("matmul", "conv", "attention")
     # Winograd's algorithm saves multiplications of 3 x 3 convolutions with stride 1, in tiles of 4 x 4 at most 2.25.
     saves = conv & (ops.kernel == 3) & (ops.stride == 1) & (ops.b == 1) & (not rates.tensor)
     winograd = np.where(saves, 2.25, 1.0)
@@ -319,14 +322,14 @@ def weight_seconds(ops: OpTable, rates: DeviceRates) -> Array:
     """
     if not rates.tensor:
         return np.zeros(len(ops))
-    dense = np.isin(ops.family, [FAMILIES.index(name) for name in ("matmul", "conv")]) & (ops.b == 1.0)
+    dense = ops.is_in("matmul", "conv") & (ops.b == 1.0)
     return np.where(dense, _draw_seconds(ops, rates, _SETS_OF_A_MODEL) + rates.kernel_s, 0.0)
 
 
 def block_seconds(ops: OpTable, rates: DeviceRates) -> Array:
     """Return the least seconds of attention by TensorRT's kernels: of a block, which computes a whole head alone."""
     cycles = np.where(ops.row > 1.0, constant("sm", "score_cycles") * ops.row * ops.n, 0.0)
-    return np.where(ops.family == FAMILIES.index("attention"), cycles * rates.units / rates.cycles_per_s, 0.0)
+    return np.where(ops.is_in("attention"), cycles * rates.units / rates.cycles_per_s, 0.0)
 
 
 def _draw_seconds(ops: OpTable, rates: DeviceRates, weight_sets: float) -> Array:
@@ -336,7 +339,7 @@ def _draw_seconds(ops: OpTable, rates: DeviceRates, weight_sets: float) -> Array
         return np.asarray(ops.bytes_moved * per_byte)
     # An SM has 16 bytes per cycle from the L2 cache: a quarter of the peak.
     saved_per_byte = np.maximum(per_byte - 1.0 / (16.0 * rates.cycles_per_s), 0.0)
-    dense = np.isin(ops.family, [FAMILIES.index(name) for name in ("matmul", "conv")]) & (ops.b == 1.0)
+    dense = ops.is_in("matmul", "conv") & (ops.b == 1.0)
     weights = np.where(dense, np.minimum(ops.width * ops.n * ops.k, ops.read_bytes), 0.0)
     activations = ops.bytes_moved - weights
     used_between = activations + weight_sets * weights
@@ -527,7 +530,7 @@ class CostModel:
 
 def _add_convolving(ops: OpTable, seconds: Array) -> Array:
     """Return ``seconds`` with the extra time of convolutions on tensor cores added; other ops are unchanged."""
-    conv = ops.family == FAMILIES.index("conv")
+    conv = ops.is_in("conv")
     odd = conv & (ops.b > 1.0) & (np.log2(ops.n) % 1.0 > 0.0)
     slower = np.where(odd, constant("sm", "odd_groups"), 1.0)
     return np.asarray(seconds * slower + np.where(conv, constant("sm", "convolution_s"), 0.0))

@@ -439,11 +439,11 @@ def _attention_columns(
     return "attention", dict(columns)
 
 
-#: Largest batch up to which every batch is predicted. Among larger batches, at most two per doubling are predicted; the
-#: others are interpolated linearly.
-_DENSE = 4
 #: Batches whose graphs decide whether kernels are linear in the batch.
 _READ = tuple(1 << power for power in range(3))
+#: Largest batch up to which every batch is predicted. Among larger batches, at most two per doubling are predicted; the
+#: others are interpolated linearly.
+_DENSE = _READ[-1]
 _DOUBLINGS = tuple(1 << power for power in range(2, 20))
 _LINEAR_COLUMNS = tuple(field.name for field in fields(OpTable) if field.name != "family")
 

@@ -22,7 +22,7 @@ from gpuprof.domain.file_access import decode_text, read_input
 from gpuprof.domain.runtime_variant import comparable_rows
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, refuse_unwritable, unknown_name
-from gpuprof.kernel_db.importing import igniter_grid, parse_igniter_tables
+from gpuprof.kernel_db.importing import igniter_grid
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, RunRow, model_at_dims, workload_label
 from gpuprof.kernel_db.store import KernelDb
@@ -232,12 +232,9 @@ def fit_published_workload(profile: WorkloadProfile, hardware: HardwareCoefficie
     from scipy.optimize import curve_fit  # half a second to import, not needed for unmeasured GPUs
 
     _require_configurations(profile)
-    configurations = profile.configurations
-    batch = np.array([configuration.batch for configuration in configurations], dtype=float)
-    percent = np.array([100.0 * configuration.share for configuration in configurations])
-    speed = np.array([min(1.0, configuration.clock_mhz / hardware.max_clock_mhz) for configuration in configurations])
-    time = np.array([configuration.gpu_ms for configuration in configurations]) * speed - profile.idle_ms
-    k, _ = curve_fit(_compute_active, np.stack([batch, percent]), time)
+    time = _column(profile, "gpu_ms") * np.minimum(1.0, _speeds(profile, hardware)) - profile.idle_ms
+    at = np.stack([_column(profile, "batch"), 100.0 * _column(profile, "share")])
+    k, _ = curve_fit(_compute_active, at, time)
     k1, k2, k3, k4, k5 = k.tolist()
     return _fit_rest(profile, hardware, (k1 / 100.0, k2 / 100.0, k3 / 100.0, k4 / 100.0, k5))
 
@@ -256,9 +253,8 @@ def fit_workload(profile: WorkloadProfile, hardware: HardwareCoefficients) -> Wo
     Raises `InputError` when there are fewer configurations than coefficients.
     """
     _require_configurations(profile)
-    batch = np.array([configuration.batch for configuration in profile.configurations], dtype=float)
-    share = np.array([configuration.share for configuration in profile.configurations])
-    return _fit_rest(profile, hardware, _fit_active(batch, share, _active_ms(profile, hardware)))
+    at = np.stack([_column(profile, "batch"), _column(profile, "share")])
+    return _fit_rest(profile, hardware, _fit_active(at, _active_ms(profile, hardware)))
 
 
 def _require_configurations(profile: WorkloadProfile) -> None:
@@ -268,12 +264,17 @@ def _require_configurations(profile: WorkloadProfile) -> None:
 
 def _speeds(profile: WorkloadProfile, hardware: HardwareCoefficients) -> Array:
     """Return the frequency of each configuration, as a part of the highest."""
-    return np.array([configuration.clock_mhz for configuration in profile.configurations]) / hardware.max_clock_mhz
+    return _column(profile, "clock_mhz") / hardware.max_clock_mhz
+
+
+def _column(profile: WorkloadProfile, name: str) -> Array:
+    """Return a figure of each configuration."""
+    return np.array([getattr(configuration, name) for configuration in profile.configurations], dtype=float)
 
 
 def _active_ms(profile: WorkloadProfile, hardware: HardwareCoefficients) -> Array:
     """Return the active time of each configuration at the highest frequency."""
-    total = np.array([configuration.gpu_ms for configuration in profile.configurations]) * _speeds(profile, hardware)
+    total = _column(profile, "gpu_ms") * _speeds(profile, hardware)
     # Kept positive, since errors are relative: the delay comes from another run and may exceed a short time.
     return np.maximum(total - profile.idle_ms, 0.05 * total)
 
@@ -282,12 +283,12 @@ def _fit_rest(
     profile: WorkloadProfile, hardware: HardwareCoefficients, active: tuple[float, float, float, float, float]
 ) -> WorkloadCoefficients:
     """Return the coefficients of a model, given k_1 … k_5."""
-    batch = np.array([configuration.batch for configuration in profile.configurations], dtype=float)
-    ability = batch / _active_ms(profile, hardware)
-    above_idle = np.array([configuration.power_w for configuration in profile.configurations]) - hardware.idle_power_w
+    ability = _column(profile, "batch") / _active_ms(profile, hardware)
+    above_idle = _column(profile, "power_w") - hardware.idle_power_w
     # A GPU at its power limit draws the limit under any load: such points are not on the line.
     unthrottled = _speeds(profile, hardware) > 0.999
-    pairs = [(a, row.l2_pct) for a, row in zip(ability, profile.configurations, strict=True) if row.l2_pct is not None]
+    l2_pct = _column(profile, "l2_pct")
+    known = ~np.isnan(l2_pct)
     slower = profile.active_beside_ms * profile.clock_beside_mhz / hardware.max_clock_mhz / profile.active_ms
     return WorkloadCoefficients(
         load_bytes=profile.load_bytes,
@@ -297,7 +298,7 @@ def _fit_rest(
         active=active,
         cache=max(0.0, (slower - 1.0) / profile.l2_beside_pct) if profile.l2_beside_pct > 0 else 0.0,
         power=_line(ability[unthrottled], above_idle[unthrottled]),
-        l2=_line(np.array([a for a, _ in pairs]), np.array([c for _, c in pairs])),
+        l2=_line(ability[known], l2_pct[known]),
     )
 
 
@@ -309,15 +310,15 @@ def fit_all(
     return fitted, {name: fit_workload(profile, fitted) for name, profile in workloads.items()}
 
 
-def _fit_active(batch: Array, share: Array, active: Array) -> tuple[float, float, float, float, float]:
+def _fit_active(at: Array, active: Array) -> tuple[float, float, float, float, float]:
     """Fit equation 11, starting from a few values of k_4 with the linear coefficients k_1, k_2, k_3 and k_5 solved."""
 
     from scipy.optimize import least_squares  # half a second to import, not needed for unmeasured GPUs
 
     def residual(k: Array) -> Array:
-        return np.asarray(_compute_active(np.stack([batch, share]), *k) / active - 1.0)
+        return np.asarray(_compute_active(at, *k) / active - 1.0)
 
-    best = None
+    (batch, share), best = at, None
     for k4 in (0.0, 0.02, 0.1, 0.4):
         each = float(np.median(active * (share + k4) / batch))
         start = np.array([1e-4 * each, each, 0.1 * each, k4, 0.01 * float(active.min())])
@@ -329,9 +330,8 @@ def _fit_active(batch: Array, share: Array, active: Array) -> tuple[float, float
     return k1, k2, k3, k4, k5
 
 
-def _line(x: Array, y: Sequence[float] | Array) -> tuple[float, float]:
+def _line(x: Array, y: Array) -> tuple[float, float]:
     """Return a fitted non-decreasing line; the mean for fewer than two points."""
-    y = np.asarray(y)
     if len(x) < 2 or float(np.ptp(x)) == 0.0:
         return 0.0, float(y.mean()) if len(y) else 0.0
     slope, start = np.polyfit(x, y, 1)
@@ -340,14 +340,6 @@ def _line(x: Array, y: Sequence[float] | Array) -> tuple[float, float]:
 
 SCHEMA = "gpuprof.igniter/1"
 _FOLDER = ".calibrated"  # hidden, so that the database does not read it as a run
-
-
-def read_igniter_profile(path: Path) -> tuple[HardwareProfile, dict[str, WorkloadProfile]]:
-    """Return the profile in a file of lines ``{"model or hardware": {"key": value}}`` as iGniter publishes.
-
-    Raises `InputError` when the file cannot be read, has another format or lacks a key; the message names the key.
-    """
-    return profile_of_tables(parse_igniter_tables(_read_text(path), path), str(path))
 
 
 def profile_of_tables(
@@ -392,7 +384,7 @@ def read_coefficients(path: Path) -> tuple[str, HardwareCoefficients, dict[str, 
     Raises `InputError` when the file cannot be read or is of another schema.
     """
     try:
-        content = json.loads(_read_text(path))
+        content = json.loads(decode_text(read_input(path, "name coefficients that gpuprof calibrate wrote"), path))
         if content.get("schema") != SCHEMA:
             raise InputError(
                 f"{path}: schema {content.get('schema')!r} where {SCHEMA!r} is expected", "calibrate again"
@@ -408,10 +400,6 @@ def read_coefficients(path: Path) -> tuple[str, HardwareCoefficients, dict[str, 
 
 def _freeze_list(value: object) -> Any:
     return tuple(value) if isinstance(value, list) else value
-
-
-def _read_text(path: Path) -> str:
-    return decode_text(read_input(path, "name a profile of iGniter"), path)
 
 
 def _parse_hardware(table: Mapping[str, Any]) -> HardwareProfile:
@@ -693,12 +681,8 @@ class IgniterEstimator:
                 f"at batch {batch} with {processes} processes under {share}"
             )
         workload = Workload(model, batch, share)
-        hardware, _ = self.coefficients(device)
-        victim, neighbours = (
-            self._place_workload(device, workload),
-            [self._place_workload(device, neighbour) for neighbour in beside],
-        )
-        predicted = predict(hardware, victim, neighbours)
+        victim, *neighbours = (self._place_workload(device, member) for member in (workload, *beside))
+        predicted = predict(self.coefficients(device)[0], victim, neighbours)
         return Estimate(workload, device.name, Figure(predicted.latency_ms, SOURCE), overlapped_ms=predicted.load_ms)
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:

@@ -257,12 +257,6 @@ class LearnedModel:
             times[list(execution.positions)] = [by_kind[kind] for kind in execution.kinds]
         return times
 
-    def memory_bytes(self, graph: ModelGraph) -> float:
-        """Return the peak memory in bytes. Raises `InputError` where no memory was measured."""
-        if self.memory is None:
-            raise InputError(f"no memory was measured on {self.device.name}", "gpuprof profile, then gpuprof train")
-        return self.memory.peak_bytes(graph)
-
     def latency(self, graph: ModelGraph, share: Share) -> Figure:
         """Return the latency and its 90% interval."""
         return _with_interval(STACK, self.latency_ms(graph, share), self.residuals.get("latency"))
@@ -275,9 +269,10 @@ class LearnedModel:
         figure = _with_interval(STACK, value, self.residuals.get(metric))
         return figure if figure.high is None else replace(figure, high=min(100.0, figure.high))
 
-    def memory_figure(self, graph: ModelGraph) -> Figure:
-        """Return the peak memory and its 90% interval."""
-        return _with_interval(ALLOCATION, self.memory_bytes(graph), self.residuals.get(MREQ))
+    def memory_figure(self, graph: ModelGraph) -> Figure | None:
+        """Return the peak memory and its 90% interval; None where no memory was measured."""
+        peak = None if self.memory is None else self.memory.peak_bytes(graph)
+        return None if peak is None else _with_interval(ALLOCATION, peak, self.residuals.get(MREQ))
 
 
 def fit(data: TrainingSet, names: Sequence[str] = STACKED) -> LearnedModel:
@@ -337,8 +332,8 @@ def _list_residuals(model: LearnedModel, cases: Sequence[ModelCase]) -> dict[str
     residuals: dict[str, list[float]] = {}
     for case in cases:
         pairs = [("latency", case.latency_ms, model.latency_ms(case.graph, case.share))] if model.times else []
-        if case.memory_bytes:
-            pairs.append((MREQ, case.memory_bytes, model.memory_bytes(case.graph)))
+        if case.memory_bytes and model.memory is not None:
+            pairs.append((MREQ, case.memory_bytes, model.memory.peak_bytes(case.graph)))
         for metric in model.requirements.keys() & case.requirements.keys() - {MREQ}:
             stack = model.requirements[metric][STACK]
             predicted = predict_requirement(stack, metric, case.graph, model.device)

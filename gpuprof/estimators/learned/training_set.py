@@ -28,6 +28,7 @@ from gpuprof.domain.runtime_variant import comparable_rows
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import split_name
 from gpuprof.errors import InputError
+from gpuprof.estimators.measured.measured import CREQ_METRICS
 from gpuprof.estimators.memory import peak_activation_bytes
 from gpuprof.estimators.roofline import (
     MATRIX_OPS,
@@ -529,13 +530,10 @@ def _case(row: ModelRow, device: Device, graphs: Graphs) -> ModelCase | None:
         return None
     share = Share(row.sm_share_pct, row.mig_profile)
     least = float(roofline_ns(graph_facts(graph), device, share).sum()) / 1e6
-    columns = {
-        "max_occupancy": row.max_occupancy_pct,
-        "wavg_occupancy": row.wavg_occupancy_pct,
-        "wavg_sm_util": row.wavg_sm_util_pct,
-        MREQ: row.memory_peak_bytes,
+    columns = {**CREQ_METRICS, MREQ: "memory_peak_bytes"}.items()
+    requirements = {
+        name: float(value) for name, column in columns if share == Share() and (value := getattr(row, column))
     }
-    requirements = {name: float(value) for name, value in columns.items() if value and share == Share()}
     latency_ms = _latency_ms(row) or 0.0
     return ModelCase(graph, share, latency_ms, row.memory_peak_bytes, least, graph.name, requirements)
 

@@ -50,8 +50,6 @@ CREQ_METRICS = {
     "wavg_occupancy": "wavg_occupancy_pct",
     "wavg_sm_util": "wavg_sm_util_pct",
 }
-#: Level of the upper end of a 90% interval.
-_UPPER = 0.95
 _FIGURES = ("client_sms", "memory_peak_bytes", "power_w", "l2_pct", "dram_pct", *CREQ_METRICS.values())
 
 
@@ -219,7 +217,7 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
     for workload, row in chosen.items():
         if workload not in failed:
             _, device, _, *share = workload
-            most = quantile(slowdowns[device, *share], _UPPER) or 1.0
+            most = quantile(slowdowns[device, *share], (1.0 + LEVEL) / 2.0) or 1.0
             least = 0.0 if row.cpu_wait_pct is None else constant("published", "run_spread") ** 2
             noise = _Noise(runs[workload], undisturbed[workload], max(least, variances[row.device]), most)
             models[_name(row)].points.setdefault(row.device, []).append(_point(row, noise, row.run_id in computed))

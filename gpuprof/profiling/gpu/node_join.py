@@ -30,7 +30,7 @@ from gpuprof.profiling.timeline.timeline import (
 _TIMES = ("start_ns", "end_ns")
 _IDS = ["process_id", "thread_id"]
 _TICK_NS = 1000  # ONNX Runtime's profile is in whole microseconds
-_STEP_NS = 500  # between tried offsets
+_STEP_NS = _TICK_NS // 2  # between tried offsets
 _MOST_OFFSETS = 20_000  # tried in a window
 _MOST_LAUNCHES = 500  # that decide the offset: the last ones
 #: Part of the launches within the session's runs that agree with its nodes: no other offset is tried from the first on,

@@ -58,7 +58,7 @@ _GPU_PROPERTIES = {
     "sharedMemPerBlockOptin": "shared_bytes_per_block",
 }
 
-_LEAST, _MOST = -(2**62), 2**62
+_MOST = 2**62
 Event = Mapping[str, Any]
 
 
@@ -263,7 +263,7 @@ def _to_ns(microseconds: Any) -> int:
 
 def _clamp(number: int) -> int:
     """Return a number clamped to 64 bits; larger ones have no meaning."""
-    return min(max(number, _LEAST), _MOST)
+    return min(max(number, -_MOST), _MOST)
 
 
 def _is_number(value: Any) -> bool:

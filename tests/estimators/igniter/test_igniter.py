@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.published_pairs import read_igniter_profile
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
@@ -31,7 +32,6 @@ from gpuprof.estimators.igniter.igniter import (
     predict,
     profile_of,
     read_coefficients,
-    read_igniter_profile,
     write_coefficients,
 )
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow

@@ -122,7 +122,9 @@ def test_an_unseen_network_is_predicted_from_the_law_of_its_ops(world: tuple[Pat
     fitted = fit(leave_out_architecture(data, "mixed"), QUICK)
     case = next(case for case in data.cases if case.graph.name == "mixed" and case.graph.batch == 8)
     assert fitted.latency_ms(case.graph, case.share) == pytest.approx(case.latency_ms, rel=0.15)
-    assert fitted.memory_bytes(case.graph) == pytest.approx(case.memory_bytes, rel=0.1)
+    assert fitted.memory is not None and fitted.memory.peak_bytes(case.graph) == pytest.approx(
+        case.memory_bytes, rel=0.1
+    )
     assert case.roofline_ms < 0.7 * case.latency_ms
 
 
@@ -130,7 +132,7 @@ def test_memory_goes_on_in_proportion_beyond_the_batches_that_were_measured(worl
     folder, data = world
     fitted = fit(data, ("lasso", "kernel_ridge"))
     graph = load_graph(folder / "wide.onnx", 512, name="wide")
-    assert fitted.memory_bytes(graph) == pytest.approx(true_bytes(graph), rel=0.05)
+    assert fitted.memory is not None and fitted.memory.peak_bytes(graph) == pytest.approx(true_bytes(graph), rel=0.05)
 
 
 def test_intervals_hold_what_was_measured(model: LearnedModel, world: tuple[Path, TrainingSet]) -> None:
