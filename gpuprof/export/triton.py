@@ -448,13 +448,13 @@ def _plan_config(model: TritonModel, server: _Server, instances: Sequence[_Insta
 def describe_limits(deployment: DeploymentMap) -> list[str]:
     """Return remarks on parts of the plan that a single Triton server per node does not keep."""
     remarks = set()
-    remedy = "gpuprof export --to triton makes a server for each worker"
     for server in _list_servers(deployment, by_worker=False):
         for entry in server.instances:
-            if not is_cpu(entry.gpu) and (entry.partition.mig is not None or entry.replica.sm_share_pct < 100.0):
-                remarks.add(f"a server gives all its models one share of a GPU, and the plan divides GPUs; {remedy}")
             if entry.replica.turns:
                 remarks.add("Triton runs models at once that take turns in the plan: long ones may be slower")
             if entry.cores and entry.cores.quota_cores:
-                remarks.add(f"a server holds models to whole cores, and the plan has parts of a core; {remedy}")
+                remarks.add(
+                    "a server holds models to whole cores, and the plan has parts of a core; "
+                    "gpuprof export --to triton makes a server for each worker"
+                )
     return sorted(remarks)

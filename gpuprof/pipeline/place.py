@@ -63,8 +63,8 @@ class MapOutput(Settings):
     best_effort: bool = option(False, "Write the map even when some demands cannot be met.")
     triton_repository: Path | None = option(
         None,
-        "Triton model repository with the models of the SLO file; their planned configurations are written to "
-        "MODEL/configs/NODE.pbtxt.",
+        "Triton model repository with the models of the SLO file; their planned configurations, for undivided GPUs, "
+        "are written to MODEL/configs/NODE.pbtxt.",
     )
 
 
@@ -208,6 +208,8 @@ def place(
     if repository is not None:
         notes.add(*(f"{name} of the repository is not planned: {why}" for name, why in repository.left_out.items()))
         demands = name_files(demands, repository)
+        # A server is one process for each node: it has its GPUs whole, and neither instances nor shares of them.
+        options = options.replace(no_mig=True, no_mps=True)
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
     if problem.chains and output.merge:
         raise InputError("--merge joins models that are served alone, and the demands have chains", "leave it out")

@@ -322,6 +322,8 @@ def test_the_plan_becomes_configurations_that_keep_every_other_field(
     assert main(["place", "--triton-repository", "repo", "--gpus", "a100-40", "--json"]) == 0
     stderr = capsys.readouterr().err
     assert "text of the repository is not planned: python executes it" in stderr
+    places = list(read_map(Path("map.json")).places())  # a server cannot divide a GPU
+    assert all(partition.mig is None and replica.sm_share_pct == 100.0 for *_, partition, replica in places)
     command = "tritonserver --model-repository=repo $(cat repo/node0.options)"
     assert f"2 configurations into repo: start it with {command}" in stderr
     assert (repository / "node0.options").read_text() == "--model-config-name=node0\n"
