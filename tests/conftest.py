@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.command_line import CommandLine
+
 # Nothing asserts on wall-clock time, and hypothesis does so unless told otherwise. The same examples are drawn each
 # time, so that a change fails for what it changed; HYPOTHESIS_SEARCH=1 draws others, to find what nobody thought of.
 settings.register_profile(
@@ -23,6 +25,11 @@ for _variable in ("GPUPROF_DB", "SOURCE_DATE_EPOCH"):
 
 #: What `make check FAST=1` gives pytest.
 QUICK = "not slow and not flaky"
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    return CommandLine(capsys)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -8,6 +8,7 @@ from gpuprof.cli.main import main
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.pipeline import calibrate as fit
+from tests.command_line import CommandLine
 from tests.estimators.rows import CPU, database, measured_row, two_layers
 from tests.reruns import measures_in_real_time
 
@@ -35,24 +36,21 @@ def device_row() -> DeviceRow:
 
 
 def test_models_of_interference_are_judged_by_what_was_colocated_and_then_used(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cli: CommandLine
 ) -> None:
     db = _write_pairs(tmp_path)
-    assert main(["calibrate", "--db", db, "--json"]) == 0
-    ranked = json.loads(capsys.readouterr().out)
+    ranked = cli.json("calibrate --db", db)
     assert ranked[0]["interference"] == "traffic" and ranked[0]["mean_pct"] < 0.1
     assert next(row for row in ranked if row["interference"] == "none")["mean_pct"] > 5.0
     words = ["estimate", "a", "--db", db, "--share", "50", "--beside", "b@1:25", "--beside", "c@1:25", "--json"]
-    assert main(words) == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    (row,) = json.loads(cli(*words).out)
     assert row["latency_source"] == "measured × traffic (beyond what was co-located: the number of neighbours)"
     assert 10.0 < row["latency_ms"] <= 10.0 * (1.0 + 0.2 * 1.3) + 0.05
 
 
-def test_nothing_colocated_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_colocated_is_one_clear_line(tmp_path: Path, cli: CommandLine) -> None:
     database(tmp_path / "db", [measured_row("a", 1, 1.0)], [device_row()])
-    assert main(["calibrate", "--db", str(tmp_path / "db")]) == 3
-    stderr = capsys.readouterr().err
+    stderr = cli("calibrate --db", tmp_path / "db", code=3).err
     assert "too little was co-located on cpu-test-4c" in stderr and stderr.count("\n") == 1
 
 
@@ -71,20 +69,14 @@ def _profile(path: Path) -> Path:
     return path
 
 
-def test_an_imported_profile_is_fitted_and_kept_where_estimates_find_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_imported_profile_is_fitted_and_kept_where_estimates_find_it(tmp_path: Path, cli: CommandLine) -> None:
     db = str(tmp_path / "db")
-    assert main(["db", "import", str(_profile(tmp_path / "config.jsonl")), "--device", "v100", "--db", db]) == 0
+    cli("db import", _profile(tmp_path / "config.jsonl"), "--device v100 --db", db)
     share = ["--db", db, "--device", "v100", "--share", "30", "--batch", "16"]
     beside = [word for _ in range(3) for word in ("--beside", "net@16:20")]
-    capsys.readouterr()
-    assert main(["estimate", "net", *share, *beside, "--json"]) == 0
-    (before,) = json.loads(capsys.readouterr().out)
-    assert main(["calibrate", "--db", db, "--device", "v100"]) == 0
-    assert "alpha_f" in capsys.readouterr().out
-    assert main(["estimate", "net", *share, *beside, "--json"]) == 0
-    (after,) = json.loads(capsys.readouterr().out)
+    (before,) = cli.json("estimate net", *share, *beside)
+    assert "alpha_f" in cli("calibrate --db", db, "--device v100").out
+    (after,) = cli.json("estimate net", *share, *beside)
     assert after["latency_source"].endswith("× igniter") and after["latency_ms"] > before["latency_ms"]
     assert after["latency_low_ms"] < after["latency_ms"] < after["latency_high_ms"]
 
@@ -104,18 +96,16 @@ def test_models_are_colocated_for_real_on_this_cpu(tmp_path: Path, capsys: pytes
 
 
 def test_quick_networks_scale_the_estimates_of_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fit, "_QUICK_NETWORKS", ("mlp", "transformer_encoder"))
     db = str(tmp_path / "db")
-    assert main(["calibrate", "--quick", "--device", "cpu", "--db", db, "--time-limit", "0.2s", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = cli.json("calibrate --quick --device cpu --db", db, "--time-limit 0.2s")
     assert [row["of"] for row in rows] == ["mlp", "transformer_encoder"]
     assert all(row["coefficient"] == "measured / predicted" and row["value"] > 0.0 for row in rows)
     path = two_layers(tmp_path / "other.onnx")
     widths = []
     for words in ([], ["--db", db]):
-        assert main(["estimate", str(path), "--device", "cpu", "--json", *words]) == 0
-        (row,) = json.loads(capsys.readouterr().out)
+        (row,) = cli.json("estimate", path, "--device cpu", *words)
         widths.append(row["latency_high_ms"] / row["latency_low_ms"])
     assert widths[0] != widths[1]

@@ -1,15 +1,14 @@
 """``gpuprof compare BEFORE AFTER``: verdict, table, files for CI, and the exit code."""
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from gpuprof.cli.main import main
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
+from tests.command_line import CommandLine
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +27,8 @@ def nights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_regression_is_named_with_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "last", "tonight"]) == 1
-    captured = capsys.readouterr()
+def test_a_regression_is_named_with_exit_code_1(cli: CommandLine) -> None:
+    captured = cli("compare last tonight", code=1)
     assert captured.out.splitlines()[0] == (
         "last → tonight: 1 slower, 1 no difference of 2 cells (at most 1% false alarms)."
     )
@@ -38,21 +36,21 @@ def test_a_regression_is_named_with_exit_code_1(capsys: pytest.CaptureFixture[st
     assert "1 of 2 cells slower by more than 0%, most slow batch 8 on 100% of v100" in captured.err
 
 
-def test_a_threshold_tolerates_it_and_equal_databases_do_not_differ(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "last", "tonight", "--threshold", "15"]) == 0
-    assert main(["compare", "tonight", "last"]) == 0
-    assert main(["compare", "last", "last"]) == 0
-    assert "2 no difference of 2 cells" in capsys.readouterr().out
+def test_a_threshold_tolerates_it_and_equal_databases_do_not_differ(cli: CommandLine) -> None:
+    cli("compare last tonight --threshold 15")
+    cli("compare tonight last")
+    assert "2 no difference of 2 cells" in cli("compare last last").out
 
 
-def test_programs_get_json_markdown_and_junit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "last", "tonight", "--json", "--junit", "report.xml"]) == 1
-    rows = {row["model"]: row for row in json.loads(capsys.readouterr().out)}
+def test_programs_get_json_markdown_and_junit(tmp_path: Path, cli: CommandLine) -> None:
+    rows = {row["model"]: row for row in cli.json("compare last tonight --junit report.xml", code=1)}
     assert rows["slow"]["verdict"] == "slower" and rows["slow"]["change_pct"] == pytest.approx(10.0)
     assert rows["same"]["verdict"] == "no difference" and 0.0 < rows["same"]["smallest_pct"] < 10.0
     suite = ElementTree.parse(tmp_path / "report.xml").getroot()
     assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
     failed = suite.find("testcase/failure/..")
     assert failed is not None and failed.get("classname") == "slow"
-    assert main(["compare", "last", "tonight", "--markdown"]) == 1
-    assert "| slow batch 8 on 100% of v100 | 4.008 | 4.409 | +10.0% |" in capsys.readouterr().out
+    assert (
+        "| slow batch 8 on 100% of v100 | 4.008 | 4.409 | +10.0% |"
+        in cli("compare last tonight --markdown", code=1).out
+    )

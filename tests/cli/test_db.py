@@ -1,11 +1,10 @@
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gpuprof.cli.main import main
 from gpuprof.kernel_db.store import KernelDb
+from tests.command_line import CommandLine
 from tests.kernel_db.rows import a_run
 
 
@@ -18,64 +17,53 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KernelDb:
     return database
 
 
-def test_ls_names_models_devices_and_batches(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["db", "ls", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+def test_ls_names_models_devices_and_batches(cli: CommandLine) -> None:
+    rows = cli.json("db ls")
     assert [(row["model"], row["batches"], row["shares"], row["collectors"]) for row in rows] == [
         ("net", [1], ["100%"], "ort"),
         ("other", [8], ["100%"], "ort"),
     ]
 
 
-def test_sql_answers_as_csv_and_numbers_columns_of_one_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["db", "sql", "select 1 as a, 2 as a", "--csv"]) == 0
-    assert capsys.readouterr().out == "a,a_2\n1,2\n"
+def test_sql_answers_as_csv_and_numbers_columns_of_one_name(cli: CommandLine) -> None:
+    assert cli("db sql 'select 1 as a, 2 as a' --csv").out == "a,a_2\n1,2\n"
 
 
-def test_a_column_of_a_query_without_a_value_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["db", "sql", "select 'net' as model, null as power_w"]) == 0
-    assert capsys.readouterr().out.split()[:2] == ["model", "power_w"]
+def test_a_column_of_a_query_without_a_value_is_shown(cli: CommandLine) -> None:
+    assert cli("""db sql "select 'net' as model, null as power_w" """).out.split()[:2] == ["model", "power_w"]
 
 
-def test_small_runs_are_merged_and_a_damaged_file_is_named(
-    database: KernelDb, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["db", "compact"]) == 0
-    assert "2 segments" in capsys.readouterr().err
+def test_small_runs_are_merged_and_a_damaged_file_is_named(database: KernelDb, cli: CommandLine) -> None:
+    assert "2 segments" in cli("db compact").err
     (segment,) = database.segments()
     (segment / "models.parquet").write_bytes(b"xx")
-    assert main(["db", "ls"]) == 3
-    assert "models.parquet is damaged" in capsys.readouterr().err
+    assert "models.parquet is damaged" in cli("db ls", code=3).err
 
 
-def test_import_says_what_came_of_each_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_says_what_came_of_each_file(tmp_path: Path, cli: CommandLine) -> None:
     file = tmp_path / "bert.csv"
     file.write_text("Mig instance,Batch size,Workload Number,Throughput,Latency\n1,1,1,74.4,0.013\n")
-    assert main(["db", "import", str(file), "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    (row,) = cli.json("db import", file)
     assert (row["form"], row["device"], row["rows"]) == ("parvagpu", "a100-80", 1)
-    assert main(["db", "sql", "select throughput_rps from models where model = 'bert'", "--csv"]) == 0
-    assert capsys.readouterr().out == "throughput_rps\n74.4\n"
+    selected = cli("""db sql "select throughput_rps from models where model = 'bert'" --csv""").out
+    assert selected == "throughput_rps\n74.4\n"
 
 
 def test_numbers_of_a_column_have_one_form_and_keys_are_repeated(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     query = "select 'a' as model, true as stable, 1 as n, 2.5 as x union all select 'b', false, 57442304, 10.25"
-    assert main(["db", "sql", query]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    lines = [line.split() for line in cli("db sql", f'"{query}"').out.splitlines()]
     assert sorted(lines[2:]) == [["a", "yes", "1", "2.50"], ["b", "no", "57,442,304", "10.25"]]
     monkeypatch.setenv("COLUMNS", "32")
-    assert main(["db", "sql", "select model, batch, name, repeat, duration_ns from kernels"]) == 0
-    shown = capsys.readouterr().out.splitlines()
+    shown = cli("db sql 'select model, batch, name, repeat, duration_ns from kernels'").out.splitlines()
     heads = [shown[number - 1] for number, line in enumerate(shown) if line.startswith("──")]
     assert len(heads) > 1 and all(head.split()[:2] == ["model", "batch"] for head in heads), heads
 
 
-def test_ls_lists_shares_by_their_size(database: KernelDb, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_lists_shares_by_their_size(database: KernelDb, cli: CommandLine) -> None:
     for number, share in enumerate((100.0, 25.0, 9.5, 50.0)):
         run = a_run(f"s{number}", model="shared")
         database.append(replace(run, models=[replace(row, sm_share_pct=share) for row in run.models]))
-    assert main(["db", "ls", "--json"]) == 0
-    (shares,) = (row["shares"] for row in json.loads(capsys.readouterr().out) if row["model"] == "shared")
+    (shares,) = (row["shares"] for row in cli.json("db ls") if row["model"] == "shared")
     assert shares == ["9.5%", "25%", "50%", "100%"]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.cli.main import main
 from gpuprof.kernel_db.schema import ColocationRow
 from gpuprof.lab.scenarios import build_database
+from tests.command_line import CommandLine
 from tests.estimators.rows import database, measured_row, two_layers
 
 
@@ -22,21 +22,8 @@ def db(tmp_path: Path) -> str:
     return str(tmp_path / "db")
 
 
-def _json(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, object]]:
-    assert main(["estimate", *words, "--json"]) == 0
-    answer: list[dict[str, object]] = json.loads(capsys.readouterr().out)
-    return answer
-
-
-def _expect_refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(["estimate", *words]) == 3
-    captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.count("\n") == 1
-    return captured.err
-
-
-def test_without_a_model_every_model_of_the_database_is_answered(db: str, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = _json(capsys, "--db", db, "--batch", "1,3")
+def test_without_a_model_every_model_of_the_database_is_answered(db: str, cli: CommandLine) -> None:
+    rows = cli.json("estimate --batch 1,3 --db", db)
     assert [(row["model"], row["batch"], row["latency_ms"], row["latency_source"]) for row in rows] == [
         ("fast", 1, 2.0, "measured"),
         ("fast", 3, 4.0, "interpolated"),
@@ -46,23 +33,20 @@ def test_without_a_model_every_model_of_the_database_is_answered(db: str, capsys
     assert {row["device"] for row in rows} == {"a30"}
 
 
-def test_a_file_on_a_device_of_the_catalogue_says_precision_and_runtime(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (row,) = _json(capsys, str(two_layers(tmp_path / "two.onnx")), "--device", "h100", "--batch", "8")
+def test_a_file_on_a_device_of_the_catalogue_says_precision_and_runtime(tmp_path: Path, cli: CommandLine) -> None:
+    (row,) = cli.json("estimate", two_layers(tmp_path / "two.onnx"), "--device h100 --batch 8")
     assert row["latency_source"] == "cross-gpu: tfloat32, onnxruntime, never compared on this board"
     assert row["memory_source"] == "process, weights and live activations, scaled"
 
 
 @pytest.mark.parametrize("batch", ["0", "-1", "1.5", "x", "", "1,,2", "9999999999"])
-def test_a_batch_that_is_none_is_refused(db: str, batch: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--batch must be whole numbers from 1 to 65,536" in _expect_refusal(
-        capsys, "fast", "--db", db, f"--batch={batch}"
-    )
+def test_a_batch_that_is_none_is_refused(db: str, batch: str, cli: CommandLine) -> None:
+    message = cli("estimate fast --db", db, f"--batch='{batch}'", code=3).err
+    assert "--batch must be whole numbers from 1 to 65,536" in message and message.count("\n") == 1
 
 
-def test_a_batch_that_cannot_fit_in_memory_is_refused(db: str, capsys: pytest.CaptureFixture[str]) -> None:
-    message = _expect_refusal(capsys, "fast", "--db", db, "--batch", "64")
+def test_a_batch_that_cannot_fit_in_memory_is_refused(db: str, cli: CommandLine) -> None:
+    message = cli("estimate fast --batch 64 --db", db, code=3).err
     assert "fast at batch 64 needs 64.0 GiB (measured), but a30 at 100% has 24.0 GiB" in message
 
 
@@ -81,30 +65,27 @@ def halves(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("neighbour", ["slow@4:50", "slow:4:50%", "slow@4"])
-def test_beside_a_measured_neighbour_the_measured_time_is_said(
-    halves: str, neighbour: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (row,) = _json(capsys, "fast", "--db", halves, "--share", "50", "--beside", neighbour)
+def test_beside_a_measured_neighbour_the_measured_time_is_said(halves: str, neighbour: str, cli: CommandLine) -> None:
+    (row,) = cli.json("estimate fast --share 50 --db", halves, "--beside", neighbour)
     assert (row["latency_ms"], row["latency_source"], row["beside"]) == (12.0, "measured", "slow@4:50%")
 
 
-def test_ops_that_nothing_is_known_of_widen_the_interval_or_are_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [str(two_layers(tmp_path / "odd.onnx", middle="Odd")), "--device", "a100-80"]
-    (row,) = _json(capsys, *words)
+def test_ops_that_nothing_is_known_of_widen_the_interval_or_are_an_error(tmp_path: Path, cli: CommandLine) -> None:
+    words = ["estimate", two_layers(tmp_path / "odd.onnx", middle="Odd"), "--device a100-80"]
+    (row,) = cli.json(*words)
     assert row["unknown_ops"] == ["Odd"]
     assert float(str(row["latency_high_ms"])) > 5.0 * float(str(row["latency_ms"]))
     assert float(str(row["latency_ms"])) > 0.003  # three launches, whatever is known of them
-    assert "nothing is known of Odd on a100-80" in _expect_refusal(capsys, *words, "--strict")
+    refused = cli(*words, "--strict", code=3)
+    assert refused.out == "" and "nothing is known of Odd on a100-80" in refused.err
 
 
 @pytest.mark.slow
-def test_several_files_measured_under_one_name_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_files_measured_under_one_name_are_said(tmp_path: Path, cli: CommandLine) -> None:
     database(tmp_path / "db", [measured_row("net", 1, 5.0, device="a30", sha256="old")])
     database(tmp_path / "db", [measured_row("net", 1, 50.0, device="a30", sha256="new", run_id="r2")], run_id="r2")
-    assert main(["estimate", "--db", str(tmp_path / "db"), "--device", "a30"]) == 0
-    assert "2 different files were measured as net: the last one counts" in capsys.readouterr().err
+    message = "2 different files were measured as net: the last one counts"
+    assert message in cli("estimate --device a30 --db", tmp_path / "db").err
 
 
 @pytest.fixture
@@ -117,11 +98,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_plan_by_ushers_premise_names_it_and_check_refuses_it(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["place", "--gpus", "v100", "--estimator", "usher"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+def test_a_plan_by_ushers_premise_names_it_and_check_refuses_it(folder: Path, cli: CommandLine) -> None:
+    text = " ".join(cli("place --gpus v100 --estimator usher").out.split())
     assert "1 × v100 ($3.06/h), minimum by a premise." in text
     assert "USHER's: models that fit by their compute requirement do not slow each other down" in text
     assert "measured" not in text and "interpolated" not in text and "proven" not in text
@@ -132,13 +110,10 @@ def test_a_plan_by_ushers_premise_names_it_and_check_refuses_it(
         for replica in part["replicas"]
     ]
     assert {replica["predicted"]["source"] for replica in replicas} == {"computed, assumed"}
-    capsys.readouterr()
-    assert main(["check", "map.json", "--estimator", "database", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["basis"]["premise"].startswith("USHER's")
+    assert cli.json("check map.json --estimator database", code=1)["basis"]["premise"].startswith("USHER's")
 
 
-def test_computed_rows_are_called_computed_by_every_estimator(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_computed_rows_are_called_computed_by_every_estimator(folder: Path, cli: CommandLine) -> None:
     for estimator in ("measured", "database", "usher"):
-        assert main(["estimate", "bert", "--batch", "8", "--estimator", estimator, "--device", "v100", "--json"]) == 0
-        rows = json.loads(capsys.readouterr().out)
+        rows = cli.json("estimate bert --batch 8 --estimator", estimator, "--device v100")
         assert {row["latency_source"] for row in rows} == {"computed"}

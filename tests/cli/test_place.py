@@ -20,11 +20,13 @@ from gpuprof.placement.contract import demand, plain_device, problem
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.runtime.free_batch import ensure_dynamic_batch
+from tests.command_line import CommandLine
 from tests.estimators.rows import database, measured_row
 from tests.profiling.models import write_mlp
 from tests.small_models import Dims, floats, write_model
 
 SOUND = "model,rate_rps,slo_ms\nnet,20,100\n"
+PLACE_REPOSITORY = "place --triton-repository repo --gpus a100-40"
 NETS = {"net": (4.0, 2.0), "other": (10.0, 5.0)}
 
 
@@ -45,17 +47,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_bare_it_plans_for_the_profiled_device_and_writes_a_sound_map(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["place"]) == 0
-    output = capsys.readouterr().out
+def test_bare_it_plans_for_the_profiled_device_and_writes_a_sound_map(here: Path, cli: CommandLine) -> None:
+    output = cli("place").out
     assert "1 × v100 (" in output and "/h), proven minimum. 20 of 20 requests/s within SLO. Unused: " in output
     placed = read_map(here / "map.json")
     assert placed.models["net"].path == "net.onnx"
     assert placed.created is None
-    assert main(["check"]) == 0
-    assert capsys.readouterr().out == "map.json is sound: 1 replica on 1 device\n"
+    assert cli("check").out == "map.json is sound: 1 replica on 1 device\n"
 
 
 def test_the_same_input_gives_the_same_bytes(here: Path) -> None:
@@ -66,122 +64,96 @@ def test_the_same_input_gives_the_same_bytes(here: Path) -> None:
     assert maps[0] == maps[1]
 
 
-def test_a_demand_that_cannot_be_met_is_named_and_nothing_is_written(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_demand_that_cannot_be_met_is_named_and_nothing_is_written(here: Path, cli: CommandLine) -> None:
     (here / "slo.csv").write_text(SOUND + "other,5,3\n")
-    assert main(["place"]) == 1
-    stderr = capsys.readouterr().err
+    stderr = cli("place", code=1).err
     assert "other: 5 requests/s cannot be served" in stderr
     assert "the least SLO that works is" in stderr
     assert not (here / "map.json").exists()
 
 
-def test_with_best_effort_the_rest_is_placed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_best_effort_the_rest_is_placed(here: Path, cli: CommandLine) -> None:
     (here / "slo.csv").write_text(SOUND + "other,5,3\n")
-    assert main(["place", "--best-effort"]) == 1
+    cli("place --best-effort", code=1)
     placed = read_map(here / "map.json")
     assert [shortfall.model for shortfall in placed.unplaced] == ["other"]
     assert [replica.model for *_, replica in placed.places()] == ["net"]
-    assert main(["check"]) == 0
-    assert main(["check", "--against", "slo.csv"]) == 1
-    assert "other" in capsys.readouterr().out
+    cli("check")
+    assert "other" in cli("check --against slo.csv", code=1).out
 
 
-def test_programs_get_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["place", "--json", "--gpus", "v100:2"]) == 0
-    printed = json.loads(capsys.readouterr().out)
+def test_programs_get_json(here: Path, cli: CommandLine) -> None:
+    printed = cli.json("place --gpus v100:2")
     assert printed["predicted"]["gpus"] == 1
     assert printed["replicas"][0]["model"] == "net"
-    assert main(["check", "--json"]) == 0
-    checked = json.loads(capsys.readouterr().out)
+    checked = cli.json("check")
     assert (checked["map"], checked["sound"], checked["violations"]) == ("map.json", True, [])
     assert checked["basis"] == printed["basis"] and [source["kind"] for source in printed["basis"]["sources"]] == [
         "measured"
     ]
-    assert main(["simulate", "--json", "--duration", "2"]) == 0
-    assert json.loads(capsys.readouterr().out)["basis"] == printed["basis"]
-    assert main(["compare", "--json", "--policies", "ffd", "--gpus", "v100:2"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    assert cli.json("simulate --duration 2")["basis"] == printed["basis"]
+    (row,) = cli.json("compare --policies ffd --gpus v100:2")
     assert row["sources"] == "1 replica (100% of the requests) measured" and row["gpus_at_upper_ends"] is None
 
 
-def test_policies_are_compared_in_a_table(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "--policies", "ffd,optimal,parvagpu", "--csv"]) == 0
-    header, *rows = capsys.readouterr().out.splitlines()
+def test_policies_are_compared_in_a_table(here: Path, cli: CommandLine) -> None:
+    header, *rows = cli("compare --policies ffd,optimal,parvagpu --csv").out.splitlines()
     assert header.startswith("policy,gpus,cost_per_hour,goodput_rps")
     assert [row.split(",")[0] for row in rows] == ["ffd", "optimal", "parvagpu"]
     assert "needs a device with MIG" in rows[2]
 
 
-def test_a_model_of_the_map_is_explained(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["place"]) == 0
-    assert main(["explain", "map.json", "net"]) == 0
-    output = capsys.readouterr().out
+def test_a_model_of_the_map_is_explained(here: Path, cli: CommandLine) -> None:
+    cli("place")
+    output = cli("explain map.json net").out
     assert "net: 20 requests/s, 99% of them within 100 ms" in output
     assert "10% less SLO" in output
-    assert main(["explain", "map.json", "net", "--csv"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = cli("explain map.json net --csv").out.splitlines()
     assert lines[0].startswith("device,share,batch,processes,capacity_rps") and len(lines) > 1
-    assert main(["explain", "map.json", "net", "--csv", "--json"]) == 3
-    assert main(["explain", "map.json", "nett"]) == 3
-    assert "unknown model of the map 'nett' (did you mean net?)" in capsys.readouterr().err
+    cli("explain map.json net --csv --json", code=3)
+    assert "unknown model of the map 'nett' (did you mean net?)" in cli("explain map.json nett", code=3).err
 
 
-def test_what_neighbours_add_to_a_batch_is_told_with_what_it_stands_on(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_neighbours_add_to_a_batch_is_told_with_what_it_stands_on(here: Path, cli: CommandLine) -> None:
     (here / "slo.csv").write_text(f"{SOUND}other,5,500\n")
-    assert main(["place", "--gpus", "v100:1"]) == 0
-    capsys.readouterr()
-    assert main(["explain", "map.json", "net", "--json"]) == 0
-    (effect,) = json.loads(capsys.readouterr().out)["neighbours"]
+    cli("place --gpus v100:1")
+    (effect,) = cli.json("explain map.json net")["neighbours"]
     # nothing was measured beside anything: the time is that of the replica alone, up to a third more is possible
     assert effect["neighbour"].startswith("other ") and effect["basis"] == "no measurement"
     assert effect["added_ms"] == 0.0 and effect["interval_ms"][1] > 1.3 * effect["alone_ms"]
-    assert main(["explain", "map.json", "net"]) == 0
-    assert "What each neighbour adds to the time of a batch:" in capsys.readouterr().out
+    assert "What each neighbour adds to the time of a batch:" in cli("explain map.json net").out
 
 
-def test_place_names_the_file_that_it_wrote_or_replaced(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["place"]) == 0
-    captured = capsys.readouterr()
+def test_place_names_the_file_that_it_wrote_or_replaced(here: Path, cli: CommandLine) -> None:
+    captured = cli("place")
     assert "gpuprof: wrote map.json" in captured.err
     assert "Sure of its times: all measured, planned at the means." in " ".join(captured.out.split())
-    assert main(["place", "--confidence", "0.9"]) == 0
-    captured = capsys.readouterr()
+    captured = cli("place --confidence 0.9")
     assert "gpuprof: replaced map.json" in captured.err
     assert "planned at the upper ends of 90% intervals." in " ".join(captured.out.split())
 
 
-def test_explain_and_report_find_the_map(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["place"]) == 0
-    capsys.readouterr()
-    assert main(["explain", "net", "--csv"]) == 0
-    named = capsys.readouterr().out
-    assert main(["explain", "--csv"]) == 0
-    assert main(["explain", "map.json", "net", "--csv"]) == 0
-    assert capsys.readouterr().out == 2 * named
-    assert main(["report"]) == 0
+def test_explain_and_report_find_the_map(here: Path, cli: CommandLine) -> None:
+    cli("place")
+    named = cli("explain net --csv").out
+    assert cli("explain --csv").out == cli("explain map.json net --csv").out == named
+    cli("report")
     assert (here / "report.html").is_file()
 
 
-def test_a_map_is_exported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["place"]) == 0
-    capsys.readouterr()
-    assert main(["export", "--to", "mig-parted"]) == 0
-    assert capsys.readouterr().out.startswith("version: v1\nmig-configs:\n")
-    assert main(["export", "--to", "mig-parted", "-o", "layout"]) == 0
-    assert "1 file for mig-parted written to layout" in capsys.readouterr().err
-    assert main(["export", "--to", "triton"]) == 3
-    assert main(["export", "--to", "triton", "-o", "repository"]) == 0
+def test_a_map_is_exported(here: Path, cli: CommandLine) -> None:
+    cli("place")
+    assert cli("export --to mig-parted").out.startswith("version: v1\nmig-configs:\n")
+    assert "1 file for mig-parted written to layout" in cli("export --to mig-parted -o layout").err
+    cli("export --to triton", code=3)
+    cli("export --to triton -o repository")
     assert (here / "repository" / "node0-gpu0-net" / "net" / "config.pbtxt").is_file()
-    assert main(["export"]) == 0  # a map without MIG instances
+    cli("export")  # a map without MIG instances
     assert (here / "export-triton" / "node0-gpu0-net" / "net" / "config.pbtxt").is_file()
 
 
-def test_a_map_that_no_machine_could_set_up_is_not_exported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["place"]) == 0
+def test_a_map_that_no_machine_could_set_up_is_not_exported(here: Path, cli: CommandLine) -> None:
+    cli("place")
     text = json.loads((here / "map.json").read_text())
     (gpu,) = text["nodes"][0]["gpus"]
     gpu["device"] = "a100-80"
@@ -190,20 +162,18 @@ def test_a_map_that_no_machine_could_set_up_is_not_exported(here: Path, capsys: 
         for profile, start in (("3g.40gb", 0), ("2g.20gb", 2))
     ]
     (here / "map.json").write_text(json.dumps(text))
-    capsys.readouterr()
-    assert main(["export", "--to", "mig-parted"]) == 3
-    assert "map.json cannot be set up: geometry: node0 gpu 0: 3g.40gb and 2g.20gb overlap" in capsys.readouterr().err
+    message = cli("export --to mig-parted", code=3).err
+    assert "map.json cannot be set up: geometry: node0 gpu 0: 3g.40gb and 2g.20gb overlap" in message
 
 
 def test_a_file_that_fixes_its_batch_is_placed_as_the_copy_that_was_profiled_in_its_place(
-    here: Path, capsys: pytest.CaptureFixture[str]
+    here: Path, cli: CommandLine
 ) -> None:
     weight = floats(8, 4)
     product = helper.make_node("MatMul", ["x", "w"], ["y"])
     write_model(here / "fixed.onnx", [product], {"x": [4, 8]}, {"y": [4, 4]}, {"w": weight})
     (here / "slo.csv").write_text("model,rate_rps,slo_ms\nfixed.onnx,20,100\n")
-    assert main(["place", "--gpus", "v100"]) == 3
-    assert "takes batches of 4 only" in capsys.readouterr().err
+    assert "takes batches of 4 only" in cli("place --gpus v100", code=3).err
     copy = ensure_dynamic_batch(here / "fixed.onnx", here / "gpuprof-db" / COPIES)
     sha256 = load_graph(copy).sha256
     rows = [
@@ -211,10 +181,9 @@ def test_a_file_that_fixes_its_batch_is_placed_as_the_copy_that_was_profiled_in_
         for batch in (1, 4)
     ]
     database(here / "gpuprof-db", rows, run_id="r2")
-    assert main(["place", "--gpus", "v100"]) == 0
+    assert "measured" in cli("place --gpus v100").out
     placed = read_map(here / "map.json")
     assert (here / str(placed.models["fixed"].path)).samefile(copy)
-    assert "measured" in capsys.readouterr().out
 
 
 def test_equal_mistakes_are_one_line_with_their_number() -> None:
@@ -248,33 +217,29 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ids=["foreign domain", "newer opset"],
 )
 def test_place_refuses_a_file_that_the_runtime_does_not_load(
-    folder: Path, capsys: pytest.CaptureFixture[str], op: str, domain: str, opset: int, message: str
+    folder: Path, cli: CommandLine, op: str, domain: str, opset: int, message: str
 ) -> None:
     _write(folder / "other.onnx", op, domain, opset)
-    assert main(["place", "--gpus", "t4"]) == 3
-    stderr = capsys.readouterr().err
+    stderr = cli("place --gpus t4", code=3).err
     assert "other.onnx" in stderr and message in stderr
 
 
-def test_check_names_a_file_that_the_runtime_does_not_load(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_names_a_file_that_the_runtime_does_not_load(folder: Path, cli: CommandLine) -> None:
     _write(folder / "other.onnx")
-    assert main(["place", "--gpus", "t4"]) == 0
+    cli("place --gpus t4")
     _write(folder / "other.onnx", "Frobnicate", "acme.ops")
-    capsys.readouterr()
-    assert main(["check", "map.json", "--allow-changed", "--json"]) == 1
-    (fault,) = json.loads(capsys.readouterr().out)["violations"]
+    (fault,) = cli.json("check map.json --allow-changed", code=1)["violations"]
     assert fault["rule"] == "file" and "is not a registered function" in fault["message"]
 
 
-def test_place_refuses_types_that_the_protocol_lacks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_place_refuses_types_that_the_protocol_lacks(folder: Path, cli: CommandLine) -> None:
     values = [helper.make_tensor_value_info(name, kind, ["n", 4]) for name, kind in (("x", 19), ("y", 1))]
     graph = helper.make_graph(
         [helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)], "g", values[:1], values[1:]
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
     onnx.save(model, folder / "other.onnx")
-    assert main(["place", "--gpus", "h100-sxm"]) == 3
-    assert "tensor 'x' has type float8e5m2" in capsys.readouterr().err
+    assert "tensor 'x' has type float8e5m2" in cli("place --gpus h100-sxm", code=3).err
 
 
 @pytest.mark.parametrize(
@@ -282,17 +247,16 @@ def test_place_refuses_types_that_the_protocol_lacks(folder: Path, capsys: pytes
     [(["n", 4], 0, "its output y for one depends on the others"), ([4, 4], 1, "has no free batch")],
 )
 def test_check_names_a_file_whose_requests_cannot_share_a_batch(
-    folder: Path, capsys: pytest.CaptureFixture[str], dims: Dims, axis: int, message: str
+    folder: Path, cli: CommandLine, dims: Dims, axis: int, message: str
 ) -> None:
     _write(folder / "other.onnx")
-    assert main(["place", "--gpus", "t4"]) == 0
+    cli("place --gpus t4")
     plan = (folder / "map.json").read_text().replace('"batch": 1,', '"batch": 4,')
     (folder / "map.json").write_text(plan)
     node = helper.make_node("Softmax", ["x"], ["y"], axis=axis)
     write_model(folder / "other.onnx", [node], {"x": dims}, {"y": dims})
-    capsys.readouterr()
-    assert main(["check", "map.json", "--allow-changed", "--json"]) == 1
-    faults = {fault["where"]: fault["message"] for fault in json.loads(capsys.readouterr().out)["violations"]}
+    violations = cli.json("check map.json --allow-changed", code=1)["violations"]
+    faults = {fault["where"]: fault["message"] for fault in violations}
     assert message in faults["other"] and "fine" not in faults
 
 
@@ -315,12 +279,9 @@ def _read(path: Path) -> model_config_pb2.ModelConfig:
     return text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
 
 
-def test_the_plan_becomes_configurations_that_keep_every_other_field(
-    repository: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_plan_becomes_configurations_that_keep_every_other_field(repository: Path, cli: CommandLine) -> None:
     before = (repository / "large" / "config.pbtxt").read_text()
-    assert main(["place", "--triton-repository", "repo", "--gpus", "a100-40", "--json"]) == 0
-    stderr = capsys.readouterr().err
+    stderr = cli(PLACE_REPOSITORY, "--json").err
     assert "text of the repository is not planned: python executes it" in stderr
     places = list(read_map(Path("map.json")).places())  # a server cannot divide a GPU
     assert all(partition.mig is None and replica.sm_share_pct == 100.0 for *_, partition, replica in places)
@@ -379,18 +340,15 @@ def _write_ensemble(repository: Path, needed: str = "middle") -> None:
     )
 
 
-def test_an_ensemble_is_planned_as_a_chain_in_the_order_of_its_tensors(
-    repository: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_ensemble_is_planned_as_a_chain_in_the_order_of_its_tensors(repository: Path, cli: CommandLine) -> None:
     _write_ensemble(repository)
     (repository.parent / "slo.csv").write_text("model,rate_rps,slo_ms\nwhole,100,50\nsmall,10,20\n")
-    assert main(["place", "--triton-repository", "repo", "--gpus", "a100-40"]) == 0
+    cli(PLACE_REPOSITORY)
     chain = read_map(repository.parent / "map.json").chains["whole"]
     assert (chain.steps, chain.slo_ms) == (("whole.small", "large"), 50.0)
     assert (repository / "large" / "configs" / "node0.pbtxt").is_file()
     assert not (repository / "whole" / "configs").exists()
     assert _read(repository / "small" / "configs" / "node0.pbtxt").instance_group[0].count == 2  # both services
-    capsys.readouterr()
 
 
 def test_an_ensemble_takes_no_larger_batches_than_its_models(repository: Path) -> None:
@@ -398,32 +356,27 @@ def test_an_ensemble_takes_no_larger_batches_than_its_models(repository: Path) -
     config = repository / "whole" / "config.pbtxt"
     config.write_text(f"max_batch_size: 1024 {config.read_text()}")
     (repository.parent / "slo.csv").write_text("model,rate_rps,slo_ms\nwhole,100,50\n")
-    assert main(["place", "--triton-repository", "repo", "--gpus", "a100-40"]) == 0
+    assert main(PLACE_REPOSITORY.split()) == 0
     steps = [_read(repository / name / "configs" / "node0.pbtxt").max_batch_size for name in ("small", "large")]
     planned = _read(repository / "whole" / "configs" / "node0.pbtxt")
     assert planned.max_batch_size == min(steps) < 1024  # Triton refuses to load an ensemble with a larger one
     assert len(planned.ensemble_scheduling.step) == 2
 
 
-def test_an_ensemble_with_a_tensor_that_no_step_makes_is_refused(
-    repository: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_ensemble_with_a_tensor_that_no_step_makes_is_refused(repository: Path, cli: CommandLine) -> None:
     _write_ensemble(repository, "absent")
-    assert main(["place", "--triton-repository", "repo", "--gpus", "a100-40"]) == 3
-    assert "whole has no step that makes 'absent' for large" in capsys.readouterr().err
+    assert "whole has no step that makes 'absent' for large" in cli(PLACE_REPOSITORY, code=3).err
 
 
-def test_what_cannot_be_planned_is_refused_by_name(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_planned_is_refused_by_name(repository: Path, cli: CommandLine) -> None:
     for content, message in (
         ("text,1,50", "text cannot be planned: python executes it"),
         ("smal,1,50", "small"),
         ("small>text,1,50", "text cannot be planned: python executes it"),
     ):
         (repository.parent / "slo.csv").write_text(f"model,rate_rps,slo_ms\n{content}\n")
-        assert main(["place", "--triton-repository", "repo", "--gpus", "a100-40"]) == 3
-        assert message in capsys.readouterr().err
+        assert message in cli(PLACE_REPOSITORY, code=3).err
     (repository / "small" / "config.pbtxt").write_text("max_batch_size: {")
-    assert main(["place", "--triton-repository", "repo", "--gpus", "a100-40"]) == 3
-    assert "is not a model configuration of Triton" in capsys.readouterr().err
-    assert main(["place", "--triton-repository", "nowhere", "--gpus", "a100-40"]) == 3
-    assert "there is no Triton repository nowhere" in capsys.readouterr().err
+    assert "is not a model configuration of Triton" in cli(PLACE_REPOSITORY, code=3).err
+    message = "there is no Triton repository nowhere"
+    assert message in cli("place --triton-repository nowhere --gpus a100-40", code=3).err

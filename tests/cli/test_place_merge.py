@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.cli.main import main
 from gpuprof.domain.deployment import read_map
 from gpuprof.graph.merged_model import read_merged
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.machine.cpu import local_cpu
+from tests.command_line import CommandLine
 from tests.merging.models import finetune_model, residual, save, transformer
 from tests.reruns import serves_in_real_time
 
@@ -66,19 +66,16 @@ def slo(here: Path, **models: tuple[float, float]) -> None:
     (here / "slo.csv").write_text("\n".join(["model,rate_rps,slo_ms", *lines]) + "\n")
 
 
-def run_place(*more: str) -> int:
-    return main(["place", "--merge", "--gpus", "cpu:1", *more])
+MERGE = "place --merge --gpus cpu:1"
 
 
 def test_fine_tuned_models_on_one_device_become_one_replica_that_holds_shared_weights_once(
-    here: Path, capsys: pytest.CaptureFixture[str]
+    here: Path, cli: CommandLine
 ) -> None:
     write_profiles(here, ALIKE)
     slo(here, a=(20, 200), b=(10, 300))
-    assert main(["place", "--gpus", "cpu:1", "-o", "apart.json"]) == 0
-    assert run_place() == 0
-    stderr = capsys.readouterr().err
-    assert "are merged" in stderr
+    cli("place --gpus cpu:1 -o apart.json")
+    assert "are merged" in cli(MERGE).err
     apart, merged = read_map(here / "apart.json"), read_map(here / "map.json")
     (replica,) = [replica for *_, replica in merged.places()]
     before = [replica for *_, replica in apart.places()]
@@ -96,58 +93,47 @@ def test_fine_tuned_models_on_one_device_become_one_replica_that_holds_shared_we
     assert merge.sha256 == hashlib.sha256((here / merge.path).read_bytes()).hexdigest()
     assert merge.predicted is not None
     assert merge.predicted.p99_ms == pytest.approx(replica.predicted.p99_ms)
-    assert main(["check"]) == 0
+    cli("check")
 
 
-def test_the_check_of_a_merged_map_finds_rates_and_slos_that_do_not_hold(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_check_of_a_merged_map_finds_rates_and_slos_that_do_not_hold(here: Path, cli: CommandLine) -> None:
     write_profiles(here, ALIKE)
     slo(here, a=(20, 200), b=(10, 300))
-    assert run_place() == 0
+    cli(MERGE)
     content = json.loads((here / "map.json").read_text())
     (model,) = content["models"].values()
     model |= {"slo_ms": 5.0, "rate_rps": 35.0}
     (here / "broken.json").write_text(json.dumps(content))
-    capsys.readouterr()
-    assert main(["check", "broken.json", "--json"]) == 1
-    rules = {(row["rule"], row["where"]) for row in json.loads(capsys.readouterr().out)["violations"]}
+    rules = {(row["rule"], row["where"]) for row in cli.json("check broken.json", code=1)["violations"]}
     assert rules == {("rate", "a+b"), ("slo", "a+b")}
 
 
-def test_a_merge_that_would_break_an_slo_is_left_out_and_the_reason_told(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_merge_that_would_break_an_slo_is_left_out_and_the_reason_told(here: Path, cli: CommandLine) -> None:
     write_profiles(here, {"a": (1.0, 0.2), "b": (40.0, 5.0)})
     slo(here, a=(10, 20), b=(4, 900))
-    assert run_place() == 0
-    assert "a and b are not merged: as one, 14 requests/s of a+b cannot be served" in capsys.readouterr().err
+    assert "a and b are not merged: as one, 14 requests/s of a+b cannot be served" in cli(MERGE).err
     assert set(read_map(here / "map.json").models) == {"a", "b"}
     assert sorted(path.name for path in here.glob("*.onnx")) == ["image.onnx", "tuned-a.onnx", "tuned-b.onnx"]
 
 
 def test_models_whose_requests_were_recorded_apart_are_planned_each_for_its_own_and_not_merged(
-    here: Path, capsys: pytest.CaptureFixture[str]
+    here: Path, cli: CommandLine
 ) -> None:
     write_profiles(here, ALIKE)
     slo(here, a=(20, 200), b=(10, 300))
     times = sorted([(0.1 * n, "a") for n in range(900)] + [(float(n // 3), "b") for n in range(270)])
     (here / "trace.csv").write_text("time_s,model\n" + "".join(f"{at:.3f},{model}\n" for at, model in times))
-    assert run_place("--arrivals", "trace.csv") == 0
-    assert "not merged: of how requests of several models arrive together" in capsys.readouterr().err
-    assert main(["check"]) == 0
+    message = "not merged: of how requests of several models arrive together"
+    assert message in cli(MERGE, "--arrivals trace.csv").err
+    cli("check")
     (here / "trace.csv").write_text("time_s,model\n0.1,a\n0.2,other\n")
-    assert run_place("--arrivals", "trace.csv") != 0
-    assert "nothing is known of how requests of b arrive" in capsys.readouterr().err
+    assert "nothing is known of how requests of b arrive" in cli(MERGE, "--arrivals trace.csv", code=3).err
 
 
-def test_two_services_of_one_model_become_one_replica_under_their_own_names(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_services_of_one_model_become_one_replica_under_their_own_names(here: Path, cli: CommandLine) -> None:
     write_profiles(here, ALIKE)
     (here / "slo.csv").write_text("service,model,rate_rps,slo_ms\nsearch,a,20,200\nmail,a,10,300\n")
-    assert run_place() == 0
-    assert "search and mail are merged" in capsys.readouterr().err
+    assert "search and mail are merged" in cli(MERGE).err
     merged = read_map(here / "map.json")
     (replica,) = [replica for *_, replica in merged.places()]
     (model,) = merged.models.values()
@@ -156,12 +142,8 @@ def test_two_services_of_one_model_become_one_replica_under_their_own_names(
         "mail": ("a", 10.0),
     }
     assert replica.rate_rps == 30.0
-    assert main(["check"]) == 0
-    capsys.readouterr()
-    assert main(["simulate", "--duration", "5", "--json"]) == 0
-    assert [row["model"] for row in json.loads(capsys.readouterr().out)["models"]] == ["search+mail"]  # one queue
-    assert main(["place", "--gpus", "cpu:1", "-o", "apart.json"]) == 0
-    capsys.readouterr()
-    assert main(["simulate", "apart.json", "--duration", "5", "--json"]) == 0
-    rows = {row["model"]: row["slo_ms"] for row in json.loads(capsys.readouterr().out)["models"]}
+    cli("check")
+    assert [row["model"] for row in cli.json("simulate --duration 5")["models"]] == ["search+mail"]  # one queue
+    cli("place --gpus cpu:1 -o apart.json")
+    rows = {row["model"]: row["slo_ms"] for row in cli.json("simulate apart.json --duration 5")["models"]}
     assert rows == {"search": 200.0, "mail": 300.0}

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.cli.main import main
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.pipeline.profile import ProfileResult
+from tests.command_line import CommandLine
 from tests.profiling.ncu_files import kernel, raw_csv
 from tests.profiling.nsys_files import two_runs
 from tests.reruns import measures_in_real_time
@@ -21,12 +21,9 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "net.csv").write_text(raw_csv(counted))
 
 
-def test_two_reports_of_one_run_are_joined_into_the_database(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_reports_of_one_run_are_joined_into_the_database(tmp_path: Path, cli: CommandLine) -> None:
     reports = ["--from-report", "net.sqlite", "--from-report", "net.csv"]
-    assert main(["profile", "bert", "--batch", "8", *reports, "--json"]) == 0
-    captured = capsys.readouterr()
+    captured = cli("profile bert --batch 8", *reports, "--json")
     (row,) = json.loads(captured.out)
     assert (row["model"], row["device"], row["batch"], row["kernel_count"]) == ("bert", "v100", 8, 3)
     assert row["max_occupancy_pct"] == 50.0
@@ -52,24 +49,21 @@ CASES = Path(__file__).parents[1] / "profiling" / "cases"
     ],
 )
 def test_reports_of_other_programs_give_their_figures(
-    report: str, more: list[str], expected: dict[str, object], capsys: pytest.CaptureFixture[str]
+    report: str, more: list[str], expected: dict[str, object], cli: CommandLine
 ) -> None:
-    assert main(["profile", "net", "--batch", "1", "--from-report", str(CASES / report), *more, "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    (row,) = cli.json("profile net --batch 1 --from-report", CASES / report, *more)
     assert {name: row[name] for name in expected} == expected
 
 
-def test_a_run_in_a_report_answers_estimate(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_in_a_report_answers_estimate(cli: CommandLine) -> None:
     report = str(CASES / "nsys" / "copy_between.sqlite")
-    assert main(["profile", "net", "--batch", "1", "--runs", "10", "--from-report", report, "--json"]) == 0
-    capsys.readouterr()
-    assert main(["estimate", "net", "--batch", "1", "--device", "a100-80", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    cli("profile net --batch 1 --runs 10 --from-report", report, "--json")
+    (row,) = cli.json("estimate net --batch 1 --device a100-80")
     assert row["latency_ms"] == pytest.approx(0.2)
 
 
 def test_a_lost_counter_is_an_error_line_at_the_end(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, cli: CommandLine, tmp_path: Path
 ) -> None:
     result = ProfileResult(
         notes=("a note",),
@@ -82,5 +76,4 @@ def test_a_lost_counter_is_an_error_line_at_the_end(
         lost=("no counters: ncu may not read them",),
     )
     monkeypatch.setattr("gpuprof.profile", lambda *_, **__: result)
-    assert main(["profile", "net.onnx"]) == 0
-    assert capsys.readouterr().err.splitlines()[-1] == "error: no counters: ncu may not read them"
+    assert cli("profile net.onnx").err.splitlines()[-1] == "error: no counters: ncu may not read them"

@@ -13,6 +13,7 @@ from gpuprof.domain.demand import read_demands
 from gpuprof.domain.deployment import read_map
 from gpuprof.errors import UnstableError
 from gpuprof.pipeline.profile import ProfileResult
+from tests.command_line import CommandLine, Printed
 from tests.reruns import measures_in_real_time
 
 PLAN = """\
@@ -41,11 +42,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_dry_run_prints_the_commands_and_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_the_commands_and_does_nothing(cli: CommandLine) -> None:
     before = sorted(Path().iterdir())
-    capsys.readouterr()
-    assert main(["run", "--dry-run"]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
+    lines = [line for line in cli("run --dry-run").out.splitlines() if not line.startswith("#")]
     assert lines == [
         "gpuprof estimate net.onnx --batch 1,2 --device l4 --json > gpuprof-run/estimates-l4.json",
         "gpuprof estimate net.onnx --batch 1,2 --device t4 --json > gpuprof-run/estimates-t4.json",
@@ -59,16 +58,14 @@ def test_a_dry_run_prints_the_commands_and_does_nothing(capsys: pytest.CaptureFi
     assert sorted(Path().iterdir()) == before
 
 
-def test_the_sizes_of_each_model_reach_every_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_sizes_of_each_model_reach_every_step(cli: CommandLine) -> None:
     models = """models:
   short: {file: net.onnx, rate_rps: 9, slo_ms: 50, dims: seq=64}
   long: {file: net.onnx, rate_rps: 1, slo_ms: 90, dims: "seq=64:0.5|seq=256:0.5"}
   plain: {file: other.onnx, rate_rps: 1, slo_ms: 90}
 """
     Path("plan.yaml").write_text(models + "steps: [profile, {estimate: {save: out.json}}, place]\n")
-    capsys.readouterr()
-    assert main(["run", "--dry-run"]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
+    lines = [line for line in cli("run --dry-run").out.splitlines() if not line.startswith("#")]
     assert lines == [
         "gpuprof profile net.onnx --db gpuprof-db --dim seq=64,256",
         "gpuprof profile other.onnx --db gpuprof-db",
@@ -78,28 +75,25 @@ def test_the_sizes_of_each_model_reach_every_step(capsys: pytest.CaptureFixture[
     ]
 
 
-def test_a_missing_model_is_found_before_the_first_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_model_is_found_before_the_first_step(cli: CommandLine) -> None:
     Path("plan.yaml").write_text("models: {a: {file: gone.onnx}, b: {file: net.onnx}}\nsteps: [doctor, profile]\n")
-    capsys.readouterr()
-    assert main(["run"]) == 3
-    captured = capsys.readouterr()
+    captured = cli("run", code=3)
     assert captured.out == "" and "step 1" not in captured.err
     assert "no file gone.onnx, and no step makes it" in captured.err
 
 
-def _steps_left_out(capsys: pytest.CaptureFixture[str]) -> list[int]:
-    stderr = capsys.readouterr().err.splitlines()
-    return [int(line.split()[1]) for line in stderr if "done before" in line]
+def _steps_left_out(run: Printed) -> list[int]:
+    return [int(line.split()[1]) for line in run.err.splitlines() if "done before" in line]
 
 
 @pytest.mark.slow
 def test_a_run_makes_all_results_and_does_again_only_what_has_changed(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     (here / "elsewhere").mkdir()
     monkeypatch.chdir(here / "elsewhere")  # paths count from the file
     plan = str(here / "plan.yaml")
-    assert main(["run", plan]) == 0
+    assert _steps_left_out(cli("run", plan)) == []
     folder = here / "gpuprof-run"
     demands = read_demands(folder / "slo.csv")
     assert [(demand.model, demand.rate_rps, demand.slo.percentile) for demand in demands] == [
@@ -110,35 +104,28 @@ def test_a_run_makes_all_results_and_does_again_only_what_has_changed(
     assert {row["device"] for row in json.loads((folder / "estimates-t4.json").read_text())} == {"t4"}
     assert json.loads((folder / "simulation.json").read_text())["seed"] == 1
     assert "<title>" in (folder / "report.html").read_text() and any((folder / "export-k8s").iterdir())
-    assert _steps_left_out(capsys) == []
 
-    assert main(["run", plan]) == 0
-    assert _steps_left_out(capsys) == [1, 2, 3, 5, 6, 7]  # check writes nothing, and is run each time
+    assert _steps_left_out(cli("run", plan)) == [1, 2, 3, 5, 6, 7]  # check writes nothing, and is run each time
 
     (folder / "simulation.json").unlink()
-    assert main(["run", plan]) == 0
-    assert _steps_left_out(capsys) == [1, 2, 3, 6, 7]  # the same simulation gives the same report
+    assert _steps_left_out(cli("run", plan)) == [1, 2, 3, 6, 7]  # the same simulation gives the same report
 
     Path(plan).write_text(PLAN.replace("rate_rps: 100", "rate_rps: 120"))
-    assert main(["run", plan]) == 0
-    assert _steps_left_out(capsys) == [1, 2]
-    assert main(["run", plan, "--fresh"]) == 0
-    assert _steps_left_out(capsys) == []
+    assert _steps_left_out(cli("run", plan)) == [1, 2]
+    assert _steps_left_out(cli("run", plan, "--fresh")) == []
 
 
-def test_the_step_that_fails_ends_the_run_with_its_code_and_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_step_that_fails_ends_the_run_with_its_code_and_is_named(cli: CommandLine) -> None:
     Path("plan.yaml").write_text(PLAN.replace("slo_ms: 50", "slo_ms: 0.001"))
-    assert main(["run"]) == 1
-    stderr = capsys.readouterr().err
+    stderr = cli("run", code=1).err
     assert "step 3 of 7 failed; gpuprof run plan.yaml goes on with it" in stderr and "step 4" not in stderr
     Path("plan.yaml").write_text(PLAN)
-    assert main(["run"]) == 0
-    assert _steps_left_out(capsys) == [1, 2]
+    assert _steps_left_out(cli("run")) == [1, 2]
 
 
 @measures_in_real_time
 def test_unstable_times_are_planned_with_said_and_measured_again(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    here: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = "steps:\n  - profile: {batch: 1, share: 1core, device: cpu, time-limit: 0.1}\n  - place: {gpus: cpu}\n"
     (here / "plan.yaml").write_text("models: {net: {file: net.onnx, rate_rps: 1, slo_ms: 5000}}\n" + steps)
@@ -146,8 +133,7 @@ def test_unstable_times_are_planned_with_said_and_measured_again(
     monkeypatch.setattr("gpuprof.pipeline.profile.measure_serving", lambda database, device, note: None)
     monkeypatch.setattr(ProfileResult, "require_trusted", Mock(side_effect=noisy))
     for _ in range(2):
-        assert main(["run"]) == 2
-        stderr = capsys.readouterr().err
+        stderr = cli("run", code=2).err
         assert "step 1 of 2: gpuprof profile" in stderr and "gpuprof: 1 of 1 is unstable" in stderr
         assert "every step ran, but what step 1 measured is unstable" in stderr and "keep-unstable: true" in stderr
     assert read_map(Path("gpuprof-run/map.json")).models.keys() == {"net"}
@@ -179,29 +165,23 @@ def test_unstable_times_are_planned_with_said_and_measured_again(
         ("seed: 1}", "seed: 1", "is not YAML"),
     ],
 )
-def test_a_mistake_is_told_with_its_line_before_anything_runs(
-    old: str, new: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_is_told_with_its_line_before_anything_runs(old: str, new: str, said: str, cli: CommandLine) -> None:
     Path("plan.yaml").write_text(PLAN.replace(old, new, 1))
-    capsys.readouterr()
-    assert main(["run"]) == 3
-    assert said in capsys.readouterr().err
+    assert said in cli("run", code=3).err
     assert not Path("gpuprof-run").exists()
 
 
-def test_the_file_of_the_documentation_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_file_of_the_documentation_is_one(cli: CommandLine) -> None:
     page = (DOCS / "run.md").read_text(encoding="utf-8")
     match = re.search(r"^((?:    .*\n|\n)+?)(?=\S)", page[page.index("    models:") :], re.MULTILINE)
     assert match is not None
     Path("plan.yaml").write_text("\n".join(line[4:] for line in match[1].splitlines()) + "\n")
-    capsys.readouterr()
-    assert main(["run", "--dry-run"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = cli("run --dry-run").out.splitlines()
     header = next(csv.reader([lines[1].lstrip("# ")]))
     assert header[:4] == ["model", "rate_rps", "slo_ms", "service"] and len(lines) > 8
 
 
-def test_a_chain_is_run_whole_and_its_files_are_those_of_its_steps(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_chain_is_run_whole_and_its_files_are_those_of_its_steps(cli: CommandLine) -> None:
     Path("second.onnx").write_bytes(Path("net.onnx").read_bytes())
     plan = """models:
   both: {file: net.onnx>second.onnx, rate_rps: 50, slo_ms: 40}
@@ -209,10 +189,8 @@ devices: [t4]
 steps: [{estimate: {save: out.json}}, {place: {policy: ffd}}, check, {simulate: {duration: 2}}, report]
 """
     Path("plan.yaml").write_text(plan)
-    assert main(["run"]) == 0
+    assert "both" in cli("run").out
     assert read_map(Path("gpuprof-run/map.json")).chains["both"].steps == ("net", "second")
     assert {row["model"] for row in json.loads(Path("gpuprof-run/out.json").read_text())} == {"net.onnx", "second.onnx"}
-    assert "both" in capsys.readouterr().out
     Path("second.onnx").unlink()
-    assert main(["run"]) == 3
-    assert "no file second.onnx" in capsys.readouterr().err
+    assert "no file second.onnx" in cli("run", code=3).err

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.cli.main import main
 from gpuprof.domain.deployment import write_map
+from tests.command_line import CommandLine
 from tests.simulator.maps import make_map, replica
 
 
@@ -18,9 +18,8 @@ def map_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_map_is_simulated_at_its_own_rates(map_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", str(map_file), "--duration", "5s", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+def test_a_map_is_simulated_at_its_own_rates(map_file: Path, cli: CommandLine) -> None:
+    document = cli.json("simulate", map_file, "--duration 5s")
     assert document["schema"] == "gpuprof.simulation/1"
     assert [model["model"] for model in document["models"]] == ["a", "b"]
     assert document["models"][0]["rate_rps"] == pytest.approx(50.0, rel=0.3)
@@ -28,46 +27,38 @@ def test_a_map_is_simulated_at_its_own_rates(map_file: Path, capsys: pytest.Capt
 
 @pytest.mark.slow
 def test_tables_show_models_stages_misses_and_replicas(
-    map_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    map_file: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "1000")  # headings are broken in narrow terminals
     words = ["simulate", str(map_file), "--duration", "2s", "--fail", "node0@1s"]
-    assert main(words) == 1
-    captured = capsys.readouterr()
+    captured = cli(*words, code=1)
     assert len(captured.out.splitlines()) <= 8 and "missed" in captured.out and "lost to a failure" in captured.out
     assert "2 of 2 models missed the SLO" in captured.err.splitlines()[-1]
-    assert main([*words, "-v", "--no-fail"]) == 0
-    out = capsys.readouterr().out
+    out = cli(*words, "-v --no-fail").out
     for text in ("in time %", "batching p99 ms", "missed failed", "node0/1", "mean batch"):
         assert text in out
 
 
-def test_what_serving_adds_is_taken_from_the_map(map_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_serving_adds_is_taken_from_the_map(map_file: Path, cli: CommandLine) -> None:
     content = json.loads(map_file.read_text())
     content["planned_with"]["overhead_ms"] = 2.5
     map_file.write_text(json.dumps(content))
-    assert main(["simulate", str(map_file), "--duration", "1s", "--json"]) == 0
-    stages = json.loads(capsys.readouterr().out)["models"][0]["stage_mean_ms"]
+    stages = cli.json("simulate", map_file, "--duration 1s")["models"][0]["stage_mean_ms"]
     assert stages["network"] == pytest.approx(2.5)
 
 
-def test_the_last_request_of_a_trace_is_simulated_too(
-    map_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_last_request_of_a_trace_is_simulated_too(map_file: Path, tmp_path: Path, cli: CommandLine) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("time_s,model\n0,a\n500,a\n", encoding="utf-8")
-    assert main(["simulate", str(map_file), "--trace", str(trace), "--json"]) == 0
-    captured = capsys.readouterr()
+    captured = cli("simulate", map_file, "--trace", trace, "--json")
     assert json.loads(captured.out)["requests"] == 2
     assert "a gap of 500 s" in captured.err
 
 
-def test_a_report_is_written_from_maps_and_simulations(
-    map_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_is_written_from_maps_and_simulations(map_file: Path, tmp_path: Path, cli: CommandLine) -> None:
     simulated, page = tmp_path / "sim.json", tmp_path / "report.html"
-    assert main(["simulate", str(map_file), "--duration", "2s", "-o", str(simulated)]) == 0
-    assert main(["report", str(map_file), str(simulated), "-o", str(page)]) == 0
+    cli("simulate", map_file, "--duration 2s -o", simulated)
+    cli("report", map_file, simulated, "-o", page)
     assert "Map of test" in page.read_text() and page.read_text().count("<figure>") > 1
-    assert main(["report", str(map_file), "-o", str(tmp_path / "no" / "page.html")]) == 3
-    assert main(["report", str(tmp_path / "none.json")]) == 3
+    cli("report", map_file, "-o", tmp_path / "no" / "page.html", code=3)
+    cli("report", tmp_path / "none.json", code=3)

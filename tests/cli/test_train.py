@@ -1,11 +1,10 @@
 """``gpuprof train`` and ``gpuprof evaluate`` as a user types them."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from gpuprof.cli.main import main
+from tests.command_line import CommandLine
 from tests.estimators.measured_world import convolutional, measure
 from tests.estimators.rows import CPU
 
@@ -26,21 +25,18 @@ def this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_what_was_trained_is_used_by_estimate_for_a_model_that_was_not_measured(
-    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    world: Path, tmp_path: Path, cli: CommandLine
 ) -> None:
-    assert main(["train", "--db", str(world / "db"), "--regressors", QUICK, "--json"]) == 0
-    (printed,) = json.loads(capsys.readouterr().out)
+    (printed,) = cli.json("train --db", world / "db", "--regressors", QUICK)
     assert printed["architectures"] == 3 and printed["latency_factor"] >= 1.0
     new = convolutional(tmp_path / "new.onnx", (16, 16))
-    assert main(["estimate", str(new), "--db", str(world / "db"), "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    (row,) = cli.json("estimate", new, "--db", world / "db")
     assert row["latency_source"] == "stack" and row["latency_low_ms"] < row["latency_ms"] < row["latency_high_ms"]
 
 
 @pytest.mark.slow
-def test_evaluate_prints_every_predictor(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["evaluate", "--db", str(world / "db"), "--regressors", QUICK, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+def test_evaluate_prints_every_predictor(world: Path, cli: CommandLine) -> None:
+    rows = cli.json("evaluate --db", world / "db", "--regressors", QUICK)
     assert {row["predictor"] for row in rows} == {
         "lasso", "kernel_ridge", "stack", "allocation", "roofline", "roofline, scaled", "interpolation",
         "mean of the others",

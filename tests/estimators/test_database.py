@@ -14,7 +14,6 @@ import onnx.parser
 import pytest
 from onnx.helper import make_node as node
 
-from gpuprof.cli.main import main
 from gpuprof.domain.catalogue import devices
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, UNCALIBRATED, Estimate, Figure, Workload
@@ -29,6 +28,7 @@ from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.pipeline.devices import describe_choice
+from tests.command_line import CommandLine
 from tests.estimators.rows import CPU, GPU, database, measured_row, two_layers
 from tests.small_models import write_model
 
@@ -466,18 +466,14 @@ def test_a_copy_lacks_every_row_of_the_model(db: KernelDb, tmp_path: Path) -> No
     assert MeanOfOthers(copy).models == {"b", "refused"}
 
 
-def test_the_command_prints_errors_coverage_and_what_has_no_estimate(
-    db: KernelDb, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_errors_coverage_and_what_has_no_estimate(db: KernelDb, cli: CommandLine) -> None:
     words = ["evaluate", "--estimator", f"{__name__}:MeanOfOthers", "--db", str(db.path), "--json"]
-    assert main(words) == 0
-    captured = capsys.readouterr()
+    captured = cli(*words)
     (row,) = json.loads(captured.out)
     assert (row["count"], row["mean_pct"], row["coverage_pct"]) == (2, pytest.approx(187.5), 50.0)
     assert "no estimate for 1 of 3 latencies" in captured.err
 
 
-def test_one_device_cannot_be_left_out(db: KernelDb, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_device_cannot_be_left_out(db: KernelDb, cli: CommandLine) -> None:
     words = ["evaluate", "--estimator", "database", "--db", str(db.path), "--leave-out", "devices"]
-    assert main(words) == 3
-    assert "holds 1 device, but holding out devices takes at least 2" in capsys.readouterr().err
+    assert "holds 1 device, but holding out devices takes at least 2" in cli(*words, code=3).err

@@ -16,6 +16,7 @@ from gpuprof.errors import InputError
 from gpuprof.export import kubernetes
 from gpuprof.export.kubernetes import PodResources, ask_machine
 from gpuprof.export.targets import export
+from tests.command_line import CommandLine
 from tests.export.test_export import MAP, awkward, merged_map
 from tests.small_models import write_model
 
@@ -78,12 +79,10 @@ def test_pods_serve_a_node_of_a_map_that_is_read_back_and_mount_what_their_argum
         assert all(container[probe]["httpGet"]["port"] == "http" for probe in ("startupProbe", "livenessProbe"))
 
 
-def test_the_arguments_are_options_that_serve_has(capsys: pytest.CaptureFixture[str]) -> None:
-    from gpuprof.cli.main import main
+def test_the_arguments_are_options_that_serve_has(cli: CommandLine) -> None:
 
     arguments = _of_kind(_manifests(MAP), "Deployment")[0]["spec"]["template"]["spec"]["containers"][0]["args"]
-    assert main([*arguments, "--help"]) == 0
-    helped = capsys.readouterr().out
+    helped = cli(*arguments, "--help").out
     assert all(word in helped for word in arguments if word.startswith("--"))
 
 

@@ -45,6 +45,7 @@ from gpuprof.placement.deploy import to_map
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.published.ffd import FirstFitDecreasing
+from tests.command_line import CommandLine
 from tests.lab.published import write_igniter, write_parvagpu
 
 MS = 1_000_000
@@ -221,13 +222,12 @@ def make_estimator(database: object) -> ScaledEstimator:
 
 
 def test_the_command_names_each_failed_cell_and_each_planned_time_and_ends_with_3(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GPUPROF_LAB_DATA", str(write_parvagpu(tmp_path / "data")))
     plugins = ["--policy", f"{__name__}:Broken,{__name__}:OwnPolicy", "--estimator", f"{__name__}:make_estimator"]
-    assert main(["lab", "run", "parvagpu/S1", "parvagpu/S1x2", *plugins, "--jobs", "1"]) == 3
-    text = capsys.readouterr().err
+    text = cli("lab run parvagpu/S1 parvagpu/S1x2", *plugins, "--jobs 1", code=3).err
     for scenario, models in (("S1", "a, b"), ("S1x2", "a, a#1, b, b#1")):
         scenario = f"parvagpu/{scenario}"
         assert re.search(
@@ -235,8 +235,7 @@ def test_the_command_names_each_failed_cell_and_each_planned_time_and_ends_with_
         )
         assert f"OwnPolicy, {scenario}: {models} simulated by the planned times: not measured" in text
     assert "a policy or estimator failed in 2 of 4 cells" in text
-    assert main(["lab", "run", "parvagpu/S1", *plugins, "--json"]) == 3
-    broken, served = json.loads(capsys.readouterr().out)
+    broken, served = cli.json("lab run parvagpu/S1", *plugins, code=3)
     assert broken["gpus"] is None and served["goodput_rps"] > 0.0
 
 
@@ -297,20 +296,18 @@ def test_figures_are_selected_by_name_and_by_beginning() -> None:
 
 
 def test_the_command_draws_a_figure_and_prints_what_differs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GPUPROF_LAB_DATA", str(write_igniter(tmp_path / "data")))
     line = ["lab", "figure", "igniter-table1", "--policy", f"{__name__}:OwnPolicy", "--jobs", "1", "--time-limit", "1s"]
-    assert main([*line, "-o", "page.html"]) == 0
-    text = capsys.readouterr().out
+    text = cli(*line, "-o page.html").out
     assert "iGniter Table 1" in text and "printed" in text and "* gslice" in text
     assert (
         f"{__name__}:OwnPolicy" in (tmp_path / "page.html").read_text()
         and (tmp_path / "lab" / "results.jsonl").exists()
     )
-    assert main([*line, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["figure"] == "igniter-table1"
+    assert cli.json(*line)[0]["figure"] == "igniter-table1"
 
 
 def test_the_page_of_a_papers_suite_has_its_figures_by_the_policies_that_were_run(tmp_path: Path) -> None:
@@ -324,18 +321,14 @@ def test_the_page_of_a_papers_suite_has_its_figures_by_the_policies_that_were_ru
     assert not run(["igniter/Table1"], ["igniter"], settings=settings).figures
 
 
-def test_the_command_sweeps_and_lists(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_sweeps_and_lists(tmp_path: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     line = ["lab", "run", "thesis/example1", "--policy", "ffd,usher", "--vary", "gpus=2..3", "--jobs", "1", "--json"]
-    assert main(line) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(cli(*line).out)
     assert [(row["policy"], row["gpus_varied"]) for row in rows] == [
         ("ffd", "2"), ("usher", "2"), ("ffd", "3"), ("usher", "3"),
     ]  # fmt: skip
-    assert main(["lab", "list"]) == 0
-    assert "parvagpu-8" in capsys.readouterr().out
+    assert "parvagpu-8" in cli("lab list").out
 
 
 def test_a_map_of_gpuprofs_own_is_served_by_the_times_that_it_was_planned_with(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpuprof.cli.main import main
 from gpuprof.machine.doctor import Finding, MachineView, Status, examine_machine
+from tests.command_line import CommandLine
 from tests.machine.played_nvml import FakeNvmlError, PlayedNvml
 
 
@@ -222,12 +222,9 @@ def test_little_memory_left_is_a_limit(tmp_path: Path) -> None:
     assert _find_one(_bare(tmp_path), "memory").status is Status.LIMITED
 
 
-def test_the_command_prints_every_finding_and_succeeds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["doctor", "--db", str(tmp_path / "db"), "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+def test_the_command_prints_every_finding_and_succeeds(cli: CommandLine, tmp_path: Path) -> None:
+    rows = cli.json("doctor --db", tmp_path / "db")
     assert {"topic", "name", "status", "detail", "fix"} == set(rows[0])
-    assert main(["doctor", "--db", str(tmp_path / "db")]) == 0
-    assert "found → what to do" in capsys.readouterr().out
-    assert main(["doctor", "--db", str(tmp_path / "db"), "--csv"]) == 0
-    assert capsys.readouterr().out.startswith("topic,name,status,detail,fix\n")
+    assert "found → what to do" in cli("doctor --db", tmp_path / "db").out
+    assert cli("doctor --db", tmp_path / "db", "--csv").out.startswith("topic,name,status,detail,fix\n")
     assert not (tmp_path / "db").exists()

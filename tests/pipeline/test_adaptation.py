@@ -19,6 +19,7 @@ from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Problem
 from gpuprof.serving.change.adapt import Load
 from gpuprof.simulator.cluster import Failure, SimulationOptions
+from tests.command_line import CommandLine
 from tests.estimators.rows import database, measured_row
 from tests.profiling.models import write_mlp
 from tests.simulator.maps import make_map, replica
@@ -67,13 +68,13 @@ def test_more_requests_get_more_of_the_device(first: DeploymentMap) -> None:
 
 @pytest.mark.slow
 def test_models_that_slow_each_other_more_than_predicted_never_run_at_the_same_time(
-    first: DeploymentMap, capsys: pytest.CaptureFixture[str]
+    first: DeploymentMap, cli: CommandLine
 ) -> None:
     write_rows(Path.cwd(), "heavy", (25.0, 50.0))
     Path("slo.csv").write_text("model,rate_rps,slo_ms\nnet,8,200\nheavy,8,200\n")
     write_mlp(Path("heavy.onnx"))
     # In a worker of both, batches would not run beside one another.
-    assert main(["place", "-o", "both.json", "--max-batch", "1", "--gpus", "v100:2", "--isolate"]) == 0
+    cli("place -o both.json --max-batch 1 --gpus v100:2 --isolate")
     both = read_map(Path("both.json"))
     assert both.predicted.gpus == 1
     replan, rates = MapReplanner(Path.cwd(), Path("gpuprof-db"), False, both), {"net": 8.0, "heavy": 8.0}
@@ -160,21 +161,11 @@ def planned_folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_policies_are_compared_on_the_same_load(planned_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    capsys.readouterr()
-    load = ["--rate", "600", "--arrivals", "diurnal:4,60", "--duration", "60s", "--reschedule", "10s"]
-    words = [
-        *load,
-        "--policy",
-        "parvagpu,optimal",
-        "--db",
-        str(planned_folder / "db"),
-        "-o",
-        str(planned_folder / "both.json"),
-    ]
-    assert main(["simulate", str(planned_folder / "map.json"), *words, "--json"]) == 0
-    documents = json.loads((planned_folder / "both.json").read_text())
-    assert json.loads(capsys.readouterr().out) == documents
+def test_policies_are_compared_on_the_same_load(planned_folder: Path, cli: CommandLine) -> None:
+    load = "--rate 600 --arrivals diurnal:4,60 --duration 60s --reschedule 10s --policy parvagpu,optimal"
+    output = planned_folder / "both.json"
+    documents = cli.json("simulate", planned_folder / "map.json", load, "--db", planned_folder / "db", "-o", output)
+    assert documents == json.loads(output.read_text())
     rows = {name: document["rescheduling"] for name, document in documents.items()}
     assert list(rows) == ["parvagpu", "optimal"]
     assert documents["parvagpu"]["requests"] == documents["optimal"]["requests"]
@@ -182,7 +173,7 @@ def test_policies_are_compared_on_the_same_load(planned_folder: Path, capsys: py
         assert row["maps"] == len(documents[name]["epochs"]) > 1
         assert row["gpu_hours"] > 0
         assert row["goodput_rps"] == pytest.approx(documents[name]["goodput_rps"])
-    sections = report([planned_folder / "both.json"], planned_folder / "report.html").sections
+    sections = report([output], planned_folder / "report.html").sections
     together, *others = sections
     devices, in_time = together.charts
     assert [line.name for line in devices.lines] == [line.name for line in in_time.lines] == ["parvagpu", "optimal"]

@@ -1,6 +1,5 @@
 """What `load` predicts: its own requests, replayed; and the cores that its clients avoid."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuprof.cli.main import main
 from gpuprof.domain.deployment import DeploymentMap, PlannedWith, Replica, parse_map, write_map
 from gpuprof.domain.host_work import HostWork
 from gpuprof.load.load import LoadSettings, RequestStream, send_times
 from gpuprof.load.report import LoadPrediction
 from gpuprof.machine.cgroup import own_cores
 from gpuprof.pipeline.load import predict_load, worker_cores
+from tests.command_line import CommandLine
 from tests.serving.running import map_of
 from tests.serving.running import replica as replica_in_json
 from tests.simulator.maps import make_map, replica
@@ -37,9 +36,7 @@ def predict_model(
     return predict_load(deployment, streams, settings)["m"]
 
 
-def test_the_replay_is_what_simulate_says_of_the_same_requests(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_replay_is_what_simulate_says_of_the_same_requests(tmp_path: Path, cli: CommandLine) -> None:
     requests, whole = streams(m=160.0, n=60.0), replace(SETTINGS, duration_s=23.0, warmup_s=0.0)
     settings = PlannedWith(overhead_ms=1.5, host=HostWork(host_ms=0.5, host_cores=2))
     priced = make_map(
@@ -52,15 +49,11 @@ def test_the_replay_is_what_simulate_says_of_the_same_requests(
     trace, map_file = tmp_path / "trace.csv", tmp_path / "map.json"
     trace.write_text("time_s,model\n" + "".join(f"{time:.9f},{model}\n" for time, model in rows))
     write_map(priced, map_file)
-    words = ["simulate", str(map_file), "--trace", str(trace), "--duration", "23s", "--seed", "7"]
-    assert main([*words, "--json", "--no-fail"]) == 0
-    for model in json.loads(capsys.readouterr().out)["models"]:
+    simulated = cli.json("simulate", map_file, "--trace", trace, "--duration 23s --seed 7 --no-fail")
+    for model in simulated["models"]:
         predicted = predictions[model["model"]]
-        assert (predicted.p50_ms, predicted.p95_ms, predicted.p99_ms) == (
-            model["p50_ms"],
-            model["p95_ms"],
-            model["p99_ms"],
-        )
+        for key in ("p50_ms", "p95_ms", "p99_ms"):
+            assert getattr(predicted, key) == model[key]
         assert predicted.goodput_rps == pytest.approx(model["goodput_rps"], rel=1e-12)
         assert predicted.refused == model["missed"]["refused"]
     assert (predictions["m"].refused or 0) > 100

@@ -11,6 +11,7 @@ from gpuprof.domain.deployment import read_map
 from gpuprof.domain.device import Device
 from gpuprof.kernel_db.schema import TABLES
 from gpuprof.kernel_db.store import KernelDb
+from tests.command_line import CommandLine
 
 OLD = Path(__file__).parent.parent / "kernel_db" / "database_of_0_1_0"
 DEVICE = "cpu-intel-xeon-4c"
@@ -32,13 +33,11 @@ def test_every_table_of_an_old_database_is_read(database: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [(["mlp", "--batch", "1,4"], "estimates.json"), (["mlp", "--beside", "random_mlp@1:50"], "beside.json")],
+    [("mlp --batch 1,4", "estimates.json"), ("mlp --beside random_mlp@1:50", "beside.json")],
 )
-def test_an_old_database_gives_the_estimates_that_it_gave(
-    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["estimate", *words, "--share", "50", "--device", DEVICE, "--json"]) == 0
-    for now, then in zip(json.loads(capsys.readouterr().out), json.loads((OLD / expected).read_text()), strict=True):
+def test_an_old_database_gives_the_estimates_that_it_gave(words: str, expected: str, cli: CommandLine) -> None:
+    rows = cli.json("estimate", words, "--share 50 --device", DEVICE)
+    for now, then in zip(rows, json.loads((OLD / expected).read_text()), strict=True):
         for key in ("model", "device", "share", "batch", "latency_source", "memory_source", "weight_bytes"):
             # The version that wrote them did not carry the mark of unstable rows into estimates.
             assert str(now[key]).removeprefix("unstable, ") == str(then[key])

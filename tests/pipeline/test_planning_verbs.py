@@ -1,13 +1,11 @@
 """`place`, `compare`, `check`, `explain` and `export` as functions: paths or objects in, results out."""
 
-import json
 from itertools import product
 from pathlib import Path
 
 import pytest
 
 import gpuprof
-from gpuprof.cli.main import main
 from gpuprof.domain.demand import Demand, Slo, read_demands
 from gpuprof.domain.deployment import DeploymentMap, PlannedDevices
 from gpuprof.domain.fleet import Fleet, FleetEntry
@@ -15,6 +13,7 @@ from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument
 from gpuprof.pipeline.problem import PlanningOptions
 from gpuprof.placement.published.ffd import FirstFitDecreasing
+from tests.command_line import CommandLine
 from tests.estimators.rows import database, measured_row
 from tests.profiling.models import write_mlp
 
@@ -57,11 +56,10 @@ def test_demands_and_fleet_may_be_files_text_or_objects(here: Path) -> None:
     assert [plan.planned_with.slo_sha256 is None for plan in maps] == [True] * 4 + [False] * 4
 
 
-def test_place_gives_what_the_command_prints_and_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_place_gives_what_the_command_prints_and_prints_nothing(cli: CommandLine) -> None:
     result = gpuprof.place("slo.csv", fleet="v100:2", options=SMALL)
-    assert capsys.readouterr() == ("", "")
-    assert main(["place", "--gpus", "v100:2", "--max-batch", "2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["replicas"] == result.rows()
+    assert cli.capsys.readouterr() == ("", "")
+    assert cli.json("place --gpus v100:2 --max-batch 2")["replicas"] == result.rows()
     assert gpuprof.read_map(Path("map.json")) == result.deployment
     assert list(result.to_frame()["model"]) == ["a", "b"]
     assert "node0" in result._repr_html_()

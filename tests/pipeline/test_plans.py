@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import gpuprof
-from gpuprof.cli.main import main
 from gpuprof.domain.arrival_process import BatchPoissonArrivals, RecordedArrivals
 from gpuprof.domain.deployment import DeploymentMap, PlannedWith, read_map
 from gpuprof.domain.host_work import HostWork
@@ -33,6 +32,7 @@ from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 from gpuprof.serving.change.adapt import Load
+from tests.command_line import CommandLine
 from tests.small_models import write_text_model
 
 #: A batch of 8 takes 10 ms, which serves 800 requests/s; 5 ms at the lower, 15 ms at the upper end.
@@ -223,9 +223,7 @@ def test_it_is_planned_anew_while_it_is_served(map_file: Path) -> None:
     assert wanted.models["text"].dims == "seq=32"
 
 
-def test_another_network_behind_the_name_is_refused_unless_that_is_allowed(
-    map_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_network_behind_the_name_is_refused_unless_that_is_allowed(map_file: Path, cli: CommandLine) -> None:
     write_text_model(map_file.parent.parent / "models/text.onnx", 512)
     result = gpuprof.check(map_file)
     assert [(violation.rule, violation.where) for violation in result.violations] == [("file", "text")]
@@ -233,8 +231,7 @@ def test_another_network_behind_the_name_is_refused_unless_that_is_allowed(
     allowed = gpuprof.check(map_file, allow_changed=True)
     assert not any(violation.rule == "file" for violation in allowed.violations)
     assert any("not the file" in note for note in allowed.notes)
-    assert main(["check", str(map_file)]) == 1
-    assert "not the file" in capsys.readouterr().out
+    assert "not the file" in cli("check", map_file, code=1).out
     traffic = gpuprof.LoadTraffic(duration_s=0.2, warmup_s=0.0)
     with pytest.raises(InputError, match=r"not the file that the map was planned with.*--allow-changed"):
         gpuprof.load("http://127.0.0.1:9", map_file, traffic=traffic)

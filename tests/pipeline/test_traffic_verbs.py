@@ -19,6 +19,7 @@ from gpuprof.pipeline.load import LoadTraffic
 from gpuprof.pipeline.recorded_problem import time_map_by
 from gpuprof.pipeline.serve import ServeSettings
 from gpuprof.pipeline.simulate import SimulatedTraffic
+from tests.command_line import CommandLine
 from tests.estimators.rows import database, measured_row
 from tests.simulator.maps import make_map, replica
 
@@ -26,17 +27,15 @@ MAP = make_map([[replica("m", [5.0, 6.0])], [replica("n", [10.0])]], slo_ms=100.
 SHORT = SimulatedTraffic(rates_rps={"m": 50.0, "n": 20.0}, duration_s=4.0, seed=3)
 
 
-def test_simulate_gives_what_the_command_prints_and_prints_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_simulate_gives_what_the_command_prints_and_prints_nothing(tmp_path: Path, cli: CommandLine) -> None:
     steps: list[gpuprof.Progress] = []
     simulated = gpuprof.simulate(MAP, SHORT, progress=steps.append)
-    assert capsys.readouterr() == ("", "")
+    assert cli.capsys.readouterr() == ("", "")
     assert (steps[-1].done, steps[-1].total) == (100, 100)
     write_map(MAP, tmp_path / "map.json")
-    words = ["--rate", "m=50", "--rate", "n=20", "--duration", "4s", "--seed", "3", "--json"]
-    assert main(["simulate", str(tmp_path / "map.json"), *words, "-o", str(tmp_path / "seen.json")]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(simulated.document()))
+    words = "--rate m=50 --rate n=20 --duration 4s --seed 3 -o"
+    printed = cli.json("simulate", tmp_path / "map.json", words, tmp_path / "seen.json")
+    assert printed == json.loads(json.dumps(simulated.document()))
     simulated.write(tmp_path / "mine.json")
     assert (tmp_path / "mine.json").read_text() == (tmp_path / "seen.json").read_text()
     assert list(simulated.to_frame()["model"]) == ["m", "n"]

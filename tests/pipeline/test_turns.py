@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.cli.main import main
 from gpuprof.domain.catalogue import datasets
+from tests.command_line import CommandLine
 
 _ASKED = """model,rate_rps,slo_ms
 alexnet,100,100
@@ -18,30 +18,24 @@ densenet121,10,300
 
 @pytest.mark.slow
 def test_turns_are_simulated_no_later_than_predicted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")  # no cell of a table is cut into lines
     Path("slo.csv").write_text(_ASKED)
-    assert main(["db", "import", str(datasets() / "v100_profiles.csv"), "--db", "db"]) == 0
-    gpus = {}
-    for name, options in {"apart": [], "turns": ["-O", "temporal=true"]}.items():
-        words = ["place", "--db", "db", "--gpus", "v100", "--policy", "gpulet", *options, "-o", f"{name}.json"]
-        assert main(words) == 0
-        gpus[name] = json.loads(Path(f"{name}.json").read_text())["predicted"]["gpus"]
-    assert gpus == {"apart": 2, "turns": 1}
-    assert "take turns in" in capsys.readouterr().out
-    assert main(["check", "turns.json", "--db", "db"]) == 0
-    assert main(["check", "turns.json"]) == 0
-    assert main(["explain", "turns.json", "alexnet", "--db", "db"]) == 0
-    assert "in the same share, by turns" in capsys.readouterr().out
-    assert main(["export", "turns.json", "--to", "triton", "-o", "triton"]) == 0
+    cli("db import", datasets() / "v100_profiles.csv", "--db db")
+    place = "place --db db --gpus v100 --policy gpulet"
+    cli(place, "-o apart.json")
+    assert "take turns in" in cli(place, "-O temporal=true -o turns.json").out
+    assert [json.loads(Path(name).read_text())["predicted"]["gpus"] for name in ("apart.json", "turns.json")] == [2, 1]
+    cli("check turns.json --db db")
+    cli("check turns.json")
+    assert "in the same share, by turns" in cli("explain turns.json alexnet --db db").out
+    cli("export turns.json --to triton -o triton")
     options = [path.read_text() for path in Path("triton").glob("*/server.options")]
     assert "--rate-limit=execution_count\n" in options
     models = json.loads(Path("turns.json").read_text())["models"]
-    capsys.readouterr()
-    assert main(["simulate", "turns.json", "--duration", "300s", "--json"]) == 0
-    for row in json.loads(capsys.readouterr().out)["models"]:
+    for row in cli.json("simulate turns.json --duration 300s")["models"]:
         assert row["in_time"] >= 0.99 * row["requests"]
         predicted_ms = models[row["model"]]["predicted"]["p99_ms"]
         assert 0.8 * row["p99_ms"] <= predicted_ms <= 1.3 * row["p99_ms"]

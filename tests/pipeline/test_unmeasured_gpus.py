@@ -1,6 +1,5 @@
 """Planning for GPUs of which nothing was measured: every board with a price, one's own, in a precision asked for."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import gpuprof
-from gpuprof.cli.main import main
 from gpuprof.domain.catalogue import devices
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.errors import InputError
 from gpuprof.pipeline.problem import PlanningOptions
+from tests.command_line import CommandLine
 from tests.domain.test_catalogue import BOARD, OFFERS
 
 pytestmark = pytest.mark.slow
@@ -78,19 +77,17 @@ def test_check_recomputes_times_from_the_files_in_the_precision_of_the_map_or_an
     assert believed.startswith("the estimator 'database' cannot be asked") and rest == [basis]
 
 
-def test_a_board_of_ones_own_is_estimated_placed_on_and_checked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_board_of_ones_own_is_estimated_placed_on_and_checked(here: Path, cli: CommandLine) -> None:
     with pytest.raises(InputError, match="--device-file FILE"):
         gpuprof.estimate([here / "mlp.onnx"], device="rtx-2080-ti")
     estimate = gpuprof.estimate([here / "mlp.onnx"], device="rtx-2080-ti", device_file="own.toml", precision="float16")
     assert estimate.estimates[0].latency_ms.source == "cross-gpu: float16, onnxruntime, never compared on this board"
-    device_file = ["--device-file", "own.toml"]
-    assert main(["place", "--gpus", "rtx-2080-ti:1", "--policy", "ffd", *device_file]) == 0
-    assert main(["check", *device_file]) == 0
-    assert "sound" in capsys.readouterr().out
-    assert main(["check"]) != 0
+    cli("place --gpus rtx-2080-ti:1 --policy ffd --device-file own.toml")
+    assert "sound" in cli("check --device-file own.toml").out
+    cli("check", code=1)
 
 
-def test_offers_replace_prices_and_give_the_cost_an_interval(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_offers_replace_prices_and_give_the_cost_an_interval(here: Path, cli: CommandLine) -> None:
     (here / "offers.csv").write_text(OFFERS)
     options = FAST.replace(prices=here / "offers.csv")
     table = gpuprof.compare_gpus(demands(here), fleet="t4,l4", policy="ffd", options=options).to_frame()
@@ -103,27 +100,25 @@ def test_offers_replace_prices_and_give_the_cost_an_interval(here: Path, capsys:
     plan = gpuprof.place(demands(here), fleet="any", policy="ffd", options=options)
     assert [entry.device.name for entry in plan.problem.fleet.entries] == ["t4", "a100-40", "a100-pcie-40"]
     assert {entry.price_per_hour for entry in plan.deployment.planned_with.fleet} == {0.6, 4.0}  # kept in the map
-    assert main(["compare", "--by", "gpu", "--gpus", "t4", "--policies", "ffd", "--prices", "offers.csv"]) == 0
-    captured = capsys.readouterr()
+    captured = cli("compare --by gpu --gpus t4 --policies ffd --prices offers.csv")
     assert "interval" in captured.out and "t4 0.6 (0.5 to 0.7) $/h of 20" in captured.err
 
 
 def test_estimates_with_wide_intervals_are_refused_under_strict(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     arguments = ["estimate", "mlp.onnx", "--device", "t4", "--strict"]
     strict = FAST.replace(strict=True)
-    assert main(arguments) == 0
+    cli(*arguments)
     gpuprof.place(demands(here), fleet="t4", policy="ffd", options=strict)
     monkeypatch.setattr("gpuprof.pipeline.estimate.WIDE", 1.01)
-    assert main(arguments) == 3
-    assert "may take" in (stderr := capsys.readouterr().err) and "leave out --strict" in stderr
+    assert "may take" in (stderr := cli(*arguments, code=3).err) and "leave out --strict" in stderr
     with pytest.raises(InputError, match=r"mlp on t4 at batch 1 is estimated at .* may take .* \(cross-gpu: float32"):
         gpuprof.place(demands(here), fleet="t4", policy="ffd", options=strict)
     gpuprof.place(demands(here), fleet="t4", policy="ffd", options=FAST)
 
 
-def test_kinds_are_compared_by_cost_with_how_sure_they_are(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kinds_are_compared_by_cost_with_how_sure_they_are(here: Path, cli: CommandLine) -> None:
     options = FAST.replace(confidence=0.9)
     table = gpuprof.compare_gpus(demands(here), fleet="a100-40,t4,l4", policy="ffd", options=options).to_frame()
     assert table["cost_per_hour"].is_monotonic_increasing and set(table["device"]) == {"a100-40", "t4", "l4"}
@@ -132,16 +127,13 @@ def test_kinds_are_compared_by_cost_with_how_sure_they_are(here: Path, capsys: p
     assert (table["cost_per_million"] * served_per_hour / 1e6).tolist() == pytest.approx(
         table["cost_per_hour"].tolist()
     )
-    assert main(["compare", "--by", "gpu", "--gpus", "t4,l4", "--policies", "ffd", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = cli.json("compare --by gpu --gpus t4,l4 --policies ffd")
     assert [row["device"] for row in rows] == ["t4", "l4"]
     for row in rows:  # without --confidence, too
         assert row["gpus_at_lower_ends"] <= row["gpus"] <= row["gpus_at_upper_ends"]
         assert row["sources"].endswith("predicted")
-    assert main(["compare", "--gpus", "l4", "--policies", "ffd", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    (row,) = cli.json("compare --gpus l4 --policies ffd")
     assert row["gpus_at_lower_ends"] <= row["gpus"] <= row["gpus_at_upper_ends"]
-    assert main(["compare", "--gpus", "l4", "--policies", "ffd"]) == 0
-    output = capsys.readouterr().out
+    output = cli("compare --gpus l4 --policies ffd").out
     assert "at upper ends" in output and "predicted" in output
-    assert main(["compare", "--by", "gpu", "--policies", "ffd,optimal"]) == 3
+    cli("compare --by gpu --policies ffd,optimal", code=3)

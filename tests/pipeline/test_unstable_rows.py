@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import gpuprof
-from gpuprof.cli.main import main
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.estimate import Figure, is_unstable
 from gpuprof.domain.map_sources import describe_certainty, is_observed
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
+from tests.command_line import CommandLine
 
 ROW = ModelRow(
     "r1",
@@ -90,7 +90,7 @@ def test_a_figure_reaches_up_and_down_by_the_slowdown_that_the_database_saw(here
 
 
 def test_a_plan_takes_the_upper_end_of_unstable_times_and_says_how_many_rest_on_them(
-    here: Path, capsys: pytest.CaptureFixture[str]
+    here: Path, cli: CommandLine
 ) -> None:
     demands = [Demand(name, 5.0, Slo(200.0)) for name in ("calm", "noisy")]
     plan = gpuprof.place(demands, fleet="v100", policy="ffd", options=MEASURED).deployment
@@ -108,8 +108,6 @@ def test_a_plan_takes_the_upper_end_of_unstable_times_and_says_how_many_rest_on_
     }
     assert left_out == {"noisy"}
     (here / "slo.csv").write_text("model,rate_rps,slo_ms\ncalm,5,200\nnoisy,5,200\n")
-    assert main(["place", "--policy", "ffd", "--estimator", "measured"]) == 0
-    output = " ".join(capsys.readouterr().out.split())
+    output = " ".join(cli("place --policy ffd --estimator measured").out.split())
     assert "1 of 2 replicas rests on unstable rows" in output and "proven minimum" not in output
-    assert main(["check"]) == 0
-    assert "1 of 2 replicas rest on unstable rows" in capsys.readouterr().err
+    assert "1 of 2 replicas rest on unstable rows" in cli("check").err

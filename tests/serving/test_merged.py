@@ -11,8 +11,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from gpuprof.cli.main import main
 from gpuprof.merging.pipeline import MergeOptions, propose_merges
+from tests.command_line import CommandLine
 from tests.merging.models import Array, finetune_model, residual, save, transformer
 from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, map_of, replica, running
@@ -141,7 +141,7 @@ def test_a_request_that_does_not_fit_its_model_is_refused_in_its_models_words(se
 
 @pytest.mark.slow
 def test_apply_moves_between_merged_and_unmerged_maps_and_loses_no_request(
-    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    files: Path, tmp_path: Path, cli: CommandLine
 ) -> None:
     originals = Originals(files)
     failed: list[BaseException] = []
@@ -165,8 +165,7 @@ def test_apply_moves_between_merged_and_unmerged_maps_and_loses_no_request(
             for document, started in ((apart_map(files), {"a/0", "b/0"}), (merged_map(files), {"both/0"})):
                 path = tmp_path / "next.json"
                 path.write_text(json.dumps(document))
-                assert main(["apply", str(path), "--port", str(server.port), "--json"]) == 0
-                rows = json.loads(capsys.readouterr().out)
+                rows = cli.json("apply", path, "--port", server.port)
                 assert {row["replica"] for row in rows if row["change"] == "started"} == started
                 time.sleep(0.2)
         finally:
@@ -177,11 +176,10 @@ def test_apply_moves_between_merged_and_unmerged_maps_and_loses_no_request(
 
 
 def test_a_map_whose_merged_file_is_no_merged_one_is_refused_in_one_line(
-    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    files: Path, tmp_path: Path, cli: CommandLine
 ) -> None:
     document = merged_map(files)
     document["models"]["both"]["path"] = str(save(residual(), tmp_path, "other"))
     path = tmp_path / "map.json"
     path.write_text(json.dumps(document))
-    assert main(["serve", str(path), "--port", "0"]) == 3
-    assert "it is not a merged model" in capsys.readouterr().err
+    assert "it is not a merged model" in cli("serve", path, "--port 0", code=3).err

@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 from onnx import helper, save
 
-from gpuprof.cli.main import main
 from gpuprof.domain.catalogue import GpuDescription, describe_device, device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
@@ -43,6 +42,7 @@ from gpuprof.profiling.timeline.timeline import Timeline
 from gpuprof.profiling.worker.process import task_command
 from gpuprof.profiling.worker.tasks import Resident, WorkerSetup
 from gpuprof.runtime.child_process import package_path
+from tests.command_line import CommandLine
 from tests.profiling import kineto_files
 from tests.profiling.kineto_files import EPOCH_US, trace, write
 from tests.profiling.models import write_mlp
@@ -206,13 +206,11 @@ def test_copies_of_a_gpu_without_kernels_are_not_those_of_the_other(tmp_path: Pa
     assert needed is not None and needed.h2d_bytes == 4096
 
 
-def test_each_gpu_of_a_report_is_a_run_of_its_own_in_the_database(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    report, db = _two_gpus(tmp_path), str(tmp_path / "db")
-    assert main(["profile", "net", "--from-report", str(report), "--batch", "4", "--db", db, "--json"]) == 0
-    assert [row["device"] for row in json.loads(capsys.readouterr().out)] == ["v100", "a100-40"]
-    assert KernelDb(Path(db)).read_table("runs").num_rows == 2
+def test_each_gpu_of_a_report_is_a_run_of_its_own_in_the_database(tmp_path: Path, cli: CommandLine) -> None:
+    report, db = _two_gpus(tmp_path), tmp_path / "db"
+    rows = cli.json("profile net --batch 4 --from-report", report, "--db", db)
+    assert [row["device"] for row in rows] == ["v100", "a100-40"]
+    assert KernelDb(db).read_table("runs").num_rows == 2
 
 
 def test_counters_of_several_gpus_are_told_apart(tmp_path: Path) -> None:
@@ -646,7 +644,7 @@ def test_a_profile_of_other_runs_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_gk_estimator_answers_from_a_pair_of_reports(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A trace of kernels, ONNX Runtime's profile, and the graph that it executed, named together."""
     monkeypatch.chdir(tmp_path)
@@ -655,11 +653,9 @@ def test_the_gk_estimator_answers_from_a_pair_of_reports(
     made = [helper.make_node(n.op_type, n.inputs, n.outputs, n.name) for n in EXECUTED]
     save(helper.make_model(helper.make_graph(made, "executed", [], [])), str(tmp_path / "executed.onnx"))
     reports = [word for path in (kernels, nodes, tmp_path / "executed.onnx") for word in ("--from-report", str(path))]
-    assert main(["profile", "mlp.onnx", "--batch", "2", "--device", "v100", *reports, "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    (row,) = cli.json("profile mlp.onnx --batch 2 --device v100", *reports)
     assert row["node_time_ms"] == pytest.approx(0.2) and row["kernel_count"] == 6
-    assert main(["estimate", "mlp", "--batch", "2", "--device", "v100", "--estimator", "gk", "--json"]) == 0
-    (estimate,) = json.loads(capsys.readouterr().out)
+    (estimate,) = cli.json("estimate mlp --batch 2 --device v100 --estimator gk")
     # The kernels of ops: 80 us of the fused node, 40 of each of the two others, and gaps between launches.
     assert estimate["latency_ms"] >= 0.16
 

@@ -22,6 +22,7 @@ from gpuprof.serving.change.adapt import Adapter, AdaptSettings, Load, Replanner
 from gpuprof.serving.change.window import ObservedLoad
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
+from tests.command_line import CommandLine
 from tests.reruns import serves_in_real_time
 from tests.serving.change.test_bounds import observe_window
 from tests.serving.change.test_shadow import decisions
@@ -212,6 +213,5 @@ def test_when_the_rate_doubles_another_map_is_applied_and_goodput_recovers(place
     assert read_map(adapted).models["net"].slo_ms == 800.0
 
 
-def test_without_a_database_it_is_said_at_the_start(placed_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "first.json", "--simulate", "--adapt", "--db", "nowhere"]) == 3
-    assert "nowhere does not exist" in capsys.readouterr().err
+def test_without_a_database_it_is_said_at_the_start(placed_folder: Path, cli: CommandLine) -> None:
+    assert "nowhere does not exist" in cli("serve first.json --simulate --adapt --db nowhere", code=3).err
