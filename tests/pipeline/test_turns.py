@@ -31,9 +31,6 @@ def test_turns_are_simulated_no_later_than_predicted(
     cli("check turns.json --db db")
     cli("check turns.json")
     assert "in the same share, by turns" in cli("explain turns.json alexnet --db db").out
-    cli("export turns.json --to triton -o triton")
-    options = [path.read_text() for path in Path("triton").glob("*/server.options")]
-    assert "--rate-limit=execution_count\n" in options
     models = json.loads(Path("turns.json").read_text())["models"]
     for row in cli.json("simulate turns.json --duration 300s")["models"]:
         assert row["in_time"] >= 0.99 * row["requests"]
