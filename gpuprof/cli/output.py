@@ -31,7 +31,7 @@ _GAP = 3
 #: Width of tables in a pipe, which has none of its own.
 _PIPE_COLUMNS = 200
 #: Columns that identify a row, and its conditions: they stand in every part of a table that is too wide for the
-#: terminal, or above it where all rows have the same condition.
+#: terminal. Conditions, and texts of several rows, stand above the table where all rows have the same.
 _SUBJECTS = "model policy batch predictor where neighbour first replica place begin_s number verdict"
 _CONDITIONS = (
     "device dims share share_pct processes beside node gpu mig turns setting quantity end_s suite scenario run_id "
@@ -148,8 +148,7 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
     columns = [column for column in columns if not rows or any(row.get(column.key) not in (None, "") for row in rows)]
     shown = [show_column(rows, column) for column in columns]
     is_wide = _share_width(shown, console.width) is None
-    common = [cells for cells in shown if is_wide and cells.column.key in _CONDITIONS.split()]
-    common = [cells for cells in common if len(set(cells.texts)) == 1]
+    common = [cells for cells in shown if is_wide and _is_common(cells)]
     lines = (title, "; ".join(f"{cells.column.heading}: {cells.texts[0]}" for cells in common))
     for line in filter(None, lines):
         console.print(Text(line))
@@ -165,6 +164,13 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
         if number:
             console.print()
         console.print(table)
+
+
+def _is_common(cells: ColumnTexts) -> bool:
+    """Return whether all rows have the same condition, or several rows the same text."""
+    key = cells.column.key
+    is_text = len(cells.texts) > 1 and not cells.is_number and key not in _SUBJECTS.split()
+    return len(set(cells.texts)) == 1 and (key in _CONDITIONS.split() or is_text)
 
 
 def _share_width(part: Sequence[ColumnTexts], width: int) -> list[int] | None:

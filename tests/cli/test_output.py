@@ -168,3 +168,20 @@ def test_verdicts_are_written_as_markdown_and_junit(tmp_path: Path) -> None:
     assert missed.get("name") == "resnet50_of_the_shop" and len(kept) == 0
     (failure,) = missed
     assert "31 failed" in str(failure.get("message")) and "slo_ms=100.0" in str(failure.text)
+
+
+def test_a_text_of_all_rows_stands_above_a_table_that_is_too_wide(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "24")
+    columns = make_columns("model rate latency_source:from")
+    long = "predicted for an unmeasured board by launches"
+
+    def print_table(*sources: str) -> str:
+        rows = [{"model": f"m{number}", "rate": 5.0, "latency_source": source} for number, source in enumerate(sources)]
+        print_rows(rows, columns, Format.TABLE)
+        return capsys.readouterr().out
+
+    assert " ".join(print_table(long, long).split()).startswith(f"from: {long} model rate")
+    assert "from:" not in print_table(long, "measured")
+    assert "from:" not in print_table(long)
