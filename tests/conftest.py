@@ -32,6 +32,13 @@ def cli(capsys: pytest.CaptureFixture[str]) -> CommandLine:
     return CommandLine(capsys)
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty directory, which is the working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out files of which `QUICK` leaves out every test: importing them takes each process seconds."""
     if config.getoption("markexpr") != QUICK or collection_path.suffix != ".py":

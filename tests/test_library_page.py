@@ -18,15 +18,14 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"),
 @measures_in_real_time
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_blocks_of_the_page_run_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_blocks_of_the_page_run_one_after_another(here: Path) -> None:
     world: dict[str, Any] = {}
     for block in BLOCKS:
         exec(compile(block, str(PAGE), "exec"), world)
     assert world["plan"].is_complete
     assert {row["model"] for row in world["load"].rows()} == {"mlp", "squeezenet"}
     assert [row["policy"] for row in world["following"].rows()] == ["ffd", "optimal"]
-    assert {"map.json", "trace.csv", "load.json", "exported"} <= {path.name for path in tmp_path.iterdir()}
+    assert {"map.json", "trace.csv", "load.json", "exported"} <= {path.name for path in here.iterdir()}
 
 
 def test_each_block_can_be_pasted_into_an_interpreter() -> None:

@@ -12,10 +12,10 @@ from tests.command_line import CommandLine
 
 
 @pytest.fixture(autouse=True)
-def nights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def nights(here: Path) -> None:
     """Write two databases of three runs each; ``slow`` is 10% slower tonight, ``same`` is not."""
     for name, slow_ms in (("last", 4.0), ("tonight", 4.4)):
-        database = KernelDb.create(tmp_path / name)
+        database = KernelDb.create(here / name)
         for repeat in range(3):
             run_id = f"{name}{repeat}"
             run = RunRow(run_id, datetime(2026, 1, 1, 3, repeat, tzinfo=UTC), "v100", "test", "slow")
@@ -24,7 +24,6 @@ def nights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 for model, ms in (("slow", slow_ms), ("same", 9.0))
             ]
             database.append(Run(run, models=rows))
-    monkeypatch.chdir(tmp_path)
 
 
 def test_a_regression_is_named_with_exit_code_1(cli: CommandLine) -> None:

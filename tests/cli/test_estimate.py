@@ -89,13 +89,12 @@ def test_several_files_measured_under_one_name_are_said(tmp_path: Path, cli: Com
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(here: Path) -> Path:
     """An empty directory with three services of BERT on the thesis's V100, in rows that a program computed."""
-    monkeypatch.chdir(tmp_path)
     services = "".join(f"bert,20,400,{name}\n" for name in "abc")
-    (tmp_path / "slo.csv").write_text(f"model,rate_rps,slo_ms,service\n{services}")
-    build_database("thesis-shares", tmp_path, tmp_path).rename(tmp_path / "gpuprof-db")
-    return tmp_path
+    (here / "slo.csv").write_text(f"model,rate_rps,slo_ms,service\n{services}")
+    build_database("thesis-shares", here, here).rename(here / "gpuprof-db")
+    return here
 
 
 def test_a_plan_by_ushers_premise_names_it_and_check_refuses_it(folder: Path, cli: CommandLine) -> None:

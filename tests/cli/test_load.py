@@ -42,9 +42,8 @@ def test_nothing_is_predicted_of_a_closed_loop(tmp_path: Path, cli: CommandLine)
 
 
 def test_an_address_alone_takes_the_map_that_is_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
+    here: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     assert "nothing says what to send" in cli("load http://127.0.0.1:1", code=3).err
     Path("map.json").write_text(json.dumps(map_of({"a": "null:4"}, [replica("a")])))
     monkeypatch.setattr("gpuprof.cli.load.DEFAULT_URL", "http://127.0.0.1:1")

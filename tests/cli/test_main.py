@@ -221,14 +221,11 @@ def test_the_last_of_several_is_completed() -> None:
     assert "ffd,parvagpu" in complete_policies("ffd,parva")
 
 
-def test_onnx_files_and_folders_are_completed_without_a_database(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GPUPROF_DB", str(tmp_path / "none"))
-    (tmp_path / "models").mkdir()
+def test_onnx_files_and_folders_are_completed_without_a_database(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUPROF_DB", str(here / "none"))
+    (here / "models").mkdir()
     for name in ("net.onnx", "notes.txt", "models/other.onnx"):
-        (tmp_path / name).touch()
+        (here / name).touch()
     assert complete_models("") == ["models/", "net.onnx"]
     assert complete_models("models/") == ["models/other.onnx"]
     assert complete_models("nowhere/") == []

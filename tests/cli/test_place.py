@@ -31,7 +31,7 @@ NETS = {"net": (4.0, 2.0), "other": (10.0, 5.0)}
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(here: Path) -> Path:
     rows = [
         measured_row(
             model, batch, (start + batch * each) * 100.0 / share, device="v100", share=share, path=f"{model}.onnx",
@@ -41,10 +41,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for batch in (1, 4)
         for share in (50.0, 100.0)
     ]  # fmt: skip
-    database(tmp_path / "gpuprof-db", rows)
-    (tmp_path / "slo.csv").write_text(SOUND)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    database(here / "gpuprof-db", rows)
+    (here / "slo.csv").write_text(SOUND)
+    return here
 
 
 def test_bare_it_plans_for_the_profiled_device_and_writes_a_sound_map(here: Path, cli: CommandLine) -> None:

@@ -24,13 +24,12 @@ ALIKE: Times = {"a": (4.0, 2.0), "b": (4.0, 2.0)}
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(here: Path) -> Path:
     base = transformer(layers=2)
     for seed, name in ((1, "a"), (2, "b")):
-        save(finetune_model(base, 0.7, seed), tmp_path, f"tuned-{name}")
-    save(residual(), tmp_path, "image")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+        save(finetune_model(base, 0.7, seed), here, f"tuned-{name}")
+    save(residual(), here, "image")
+    return here
 
 
 def write_profiles(here: Path, times: Times, files: Mapping[str, str] | None = None, run: str = "r1") -> None:

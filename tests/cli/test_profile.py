@@ -17,8 +17,7 @@ QUICK = ["--share", "100", "--time-limit", "0.4"]
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _here(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # What serving costs has tests of its own.
     monkeypatch.setattr("gpuprof.pipeline.profile.measure_serving", lambda database, device, note: None)
 

@@ -14,11 +14,10 @@ pytestmark = measures_in_real_time
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    two_runs().write(tmp_path / "net.sqlite")
+def _here(here: Path) -> None:
+    two_runs().write(here / "net.sqlite")
     counted = [kernel(f"k{i % 2}(float*)", "50", 80 + i) for i in range(3)]
-    (tmp_path / "net.csv").write_text(raw_csv(counted))
+    (here / "net.csv").write_text(raw_csv(counted))
 
 
 def test_two_reports_of_one_run_are_joined_into_the_database(tmp_path: Path, cli: CommandLine) -> None:

@@ -35,11 +35,10 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def here(here: Path) -> Path:
     assert main(["zoo", "build", "random_mlp", "-o", "net.onnx"]) == 0
     Path("plan.yaml").write_text(PLAN)
-    return tmp_path
+    return here
 
 
 def test_a_dry_run_prints_the_commands_and_does_nothing(cli: CommandLine) -> None:

@@ -127,10 +127,7 @@ def _infer(client: http.InferenceServerClient, name: str, width: int) -> bool:
     return bool(client.infer(name, [tensor]).as_numpy("r1").any())
 
 
-def test_its_server_loads_the_planned_configurations_of_five_models_and_executes_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_its_server_loads_the_planned_configurations_of_five_models_and_executes_them(here: Path) -> None:
     widths = {f"net{number}": 16 + number for number in range(5)}
     tensors = {
         name: " ".join(f'{kind} {{ name: "{tensor}" data_type: TYPE_FP32 dims: {width} }}' for kind, tensor in _TENSORS)
@@ -145,7 +142,7 @@ def test_its_server_loads_the_planned_configurations_of_five_models_and_executes
     assert main(["profile", *files, "--batch", "1,4", "--device", "cpu", "--time-limit", "0.1"]) in (0, 2)
     Path("slo.csv").write_text("model,rate_rps,slo_ms\n" + "".join(f"{name},20,500\n" for name in widths))
     assert main(["place", "--triton-repository", "repository", "--time-limit", "120"]) == 0
-    with _serve(Path("repository"), Path("repository/node0.options"), tmp_path / "backends") as (client, pid):
+    with _serve(Path("repository"), Path("repository/node0.options"), here / "backends") as (client, pid):
         cores = _list_cores(pid)
         for name, width in widths.items():
             (group,) = client.get_model_config(name)["instance_group"]
@@ -159,6 +156,6 @@ def test_its_server_loads_the_planned_configurations_of_five_models_and_executes
     folder = max(folders, key=lambda folder: len(list(folder.glob("*/config.pbtxt"))))
     for path in folder.glob("*/config.pbtxt"):  # the compiled backend adds the tensors by itself
         path.write_text(path.read_text() + tensors[path.parent.name])
-    with _serve(folder, folder / "server.options", tmp_path / "worker-backends") as (client, _):
+    with _serve(folder, folder / "server.options", here / "worker-backends") as (client, _):
         models = [path.parent.name for path in folder.glob("*/config.pbtxt")]
         assert all(_infer(client, name, widths[name]) for name in models)

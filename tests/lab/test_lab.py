@@ -172,12 +172,11 @@ def test_results_are_kept_and_a_later_run_goes_on_from_them(tmp_path: Path) -> N
     assert steps[0] == (1, 2) and steps[-1] == (2, 2)
 
 
-def test_a_plugin_that_was_edited_runs_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_plugin_that_was_edited_runs_anew(here: Path) -> None:
     source = "from gpuprof.placement.published.ffd import FirstFitDecreasing as Edited\n"
     Path("edited_policy.py").write_text(source)
     cell = LabCell(find_scenario("thesis", "example1", UNUSED), "edited_policy:Edited")
-    record = run_cell(cell, tmp_path, UNUSED)
+    record = run_cell(cell, here, UNUSED)
     assert record["gpus"] == 4 and record["key"] == cell.key
     Path("edited_policy.py").write_text(source + "# changed\n")
     assert record["key"] != cell.key
@@ -222,10 +221,9 @@ def make_estimator(database: object) -> ScaledEstimator:
 
 
 def test_the_command_names_each_failed_cell_and_each_planned_time_and_ends_with_3(
-    tmp_path: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+    here: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GPUPROF_LAB_DATA", str(write_parvagpu(tmp_path / "data")))
+    monkeypatch.setenv("GPUPROF_LAB_DATA", str(write_parvagpu(here / "data")))
     plugins = ["--policy", f"{__name__}:Broken,{__name__}:OwnPolicy", "--estimator", f"{__name__}:make_estimator"]
     text = cli("lab run parvagpu/S1 parvagpu/S1x2", *plugins, "--jobs 1", code=3).err
     for scenario, models in (("S1", "a, b"), ("S1x2", "a, a#1, b, b#1")):
@@ -296,17 +294,13 @@ def test_figures_are_selected_by_name_and_by_beginning() -> None:
 
 
 def test_the_command_draws_a_figure_and_prints_what_differs(
-    tmp_path: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+    here: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GPUPROF_LAB_DATA", str(write_igniter(tmp_path / "data")))
+    monkeypatch.setenv("GPUPROF_LAB_DATA", str(write_igniter(here / "data")))
     line = ["lab", "figure", "igniter-table1", "--policy", f"{__name__}:OwnPolicy", "--jobs", "1", "--time-limit", "1s"]
     text = cli(*line, "-o page.html").out
     assert "iGniter Table 1" in text and "printed" in text and "* gslice" in text
-    assert (
-        f"{__name__}:OwnPolicy" in (tmp_path / "page.html").read_text()
-        and (tmp_path / "lab" / "results.jsonl").exists()
-    )
+    assert f"{__name__}:OwnPolicy" in (here / "page.html").read_text() and (here / "lab" / "results.jsonl").exists()
     assert cli.json(*line)[0]["figure"] == "igniter-table1"
 
 
@@ -321,8 +315,7 @@ def test_the_page_of_a_papers_suite_has_its_figures_by_the_policies_that_were_ru
     assert not run(["igniter/Table1"], ["igniter"], settings=settings).figures
 
 
-def test_the_command_sweeps_and_lists(tmp_path: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_command_sweeps_and_lists(here: Path, cli: CommandLine) -> None:
     line = ["lab", "run", "thesis/example1", "--policy", "ffd,usher", "--vary", "gpus=2..3", "--jobs", "1", "--json"]
     rows = json.loads(cli(*line).out)
     assert [(row["policy"], row["gpus_varied"]) for row in rows] == [

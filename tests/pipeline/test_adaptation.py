@@ -38,14 +38,13 @@ def write_rows(folder: Path, model: str, shares: tuple[float, ...]) -> None:
 
 
 @pytest.fixture
-def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeploymentMap:
+def first(here: Path) -> DeploymentMap:
     """A map for one V100, which bears 100 requests/s of the model in batches of 1, and is planned for 20."""
-    write_rows(tmp_path, "net", (25.0, 50.0, 75.0, 100.0))
-    (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\nnet,20,200\n")
-    write_mlp(tmp_path / "net.onnx")
-    monkeypatch.chdir(tmp_path)
+    write_rows(here, "net", (25.0, 50.0, 75.0, 100.0))
+    (here / "slo.csv").write_text("model,rate_rps,slo_ms\nnet,20,200\n")
+    write_mlp(here / "net.onnx")
     assert main(["place", "--max-batch", "1"]) == 0
-    return read_map(tmp_path / "map.json")
+    return read_map(here / "map.json")
 
 
 def plan_again(first: DeploymentMap, load: Load, *, more_devices: bool = False) -> DeploymentMap | None:

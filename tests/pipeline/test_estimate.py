@@ -150,10 +150,9 @@ class Own:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    gpuprof.build_model("mlp", tmp_path / "mlp.onnx")
-    return tmp_path
+def here(here: Path) -> Path:
+    gpuprof.build_model("mlp", here / "mlp.onnx")
+    return here
 
 
 def _place(here: Path, estimator: str) -> DeploymentMap:

@@ -18,12 +18,11 @@ DEVICE = "cpu-intel-xeon-4c"
 
 
 @pytest.fixture(autouse=True)
-def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shutil.copytree(OLD / "gpuprof-db", tmp_path / "gpuprof-db")
-    monkeypatch.chdir(tmp_path)
+def database(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(OLD / "gpuprof-db", here / "gpuprof-db")
     machine = Device("cpu-of-another-machine", "cpu", 2, 1000.0, {}, 1, 1.0, 1)
     monkeypatch.setattr("gpuprof.machine.cpu.local_cpu", lambda: machine)
-    return tmp_path / "gpuprof-db"
+    return here / "gpuprof-db"
 
 
 def test_every_table_of_an_old_database_is_read(database: Path) -> None:

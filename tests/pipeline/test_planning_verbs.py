@@ -24,7 +24,7 @@ SMALL = PlanningOptions(max_batch=2)
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(here: Path) -> Path:
     rows = [
         measured_row(
             model, batch, (4.0 + 2.0 * batch) * 100.0 / share, device="v100", share=share, repeats=100, std_ms=0.1,
@@ -34,10 +34,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for batch in (1, 2, 4)
         for share in (25.0, 50.0, 100.0)
     ]  # fmt: skip
-    database(tmp_path / "gpuprof-db", rows)
-    (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\na,40,80\nb,20,60\n")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    database(here / "gpuprof-db", rows)
+    (here / "slo.csv").write_text("model,rate_rps,slo_ms\na,40,80\nb,20,60\n")
+    return here
 
 
 def test_demands_and_fleet_may_be_files_text_or_objects(here: Path) -> None:

@@ -185,16 +185,15 @@ def test_a_trace_that_is_not_there_or_lacks_a_model_is_refused(tmp_path: Path) -
 
 
 @pytest.fixture
-def map_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def map_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A map in a folder beside that of its model, planned from the folder above both; then work goes on elsewhere."""
     for name in ("models", "maps", "elsewhere"):
-        (tmp_path / name).mkdir()
-    write_text_model(tmp_path / "models/text.onnx", 64)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms,dims\nmodels/text.onnx,200,50,seq=32\n")
+        (here / name).mkdir()
+    write_text_model(here / "models/text.onnx", 64)
+    (here / "slo.csv").write_text("model,rate_rps,slo_ms,dims\nmodels/text.onnx,200,50,seq=32\n")
     gpuprof.place("slo.csv", fleet="v100:2").write("maps/map.json")
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    return tmp_path / "maps/map.json"
+    monkeypatch.chdir(here / "elsewhere")
+    return here / "maps/map.json"
 
 
 def test_paths_count_from_the_map(map_file: Path) -> None:

@@ -18,9 +18,8 @@ densenet121,10,300
 
 @pytest.mark.slow
 def test_turns_are_simulated_no_later_than_predicted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
+    here: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")  # no cell of a table is cut into lines
     Path("slo.csv").write_text(_ASKED)
     cli("db import", datasets() / "v100_profiles.csv", "--db db")

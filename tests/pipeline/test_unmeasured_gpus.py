@@ -21,12 +21,11 @@ PRICED = [name for name, board in devices().items() if board.price_per_hour is n
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    gpuprof.build_model("mlp", tmp_path / "mlp.onnx")
-    (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\nmlp.onnx,100,20\n")
-    (tmp_path / "own.toml").write_text(BOARD)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def here(here: Path) -> Path:
+    gpuprof.build_model("mlp", here / "mlp.onnx")
+    (here / "slo.csv").write_text("model,rate_rps,slo_ms\nmlp.onnx,100,20\n")
+    (here / "own.toml").write_text(BOARD)
+    return here
 
 
 def test_a_first_answer_does_not_wait_for_a_compiler() -> None:

@@ -39,11 +39,10 @@ def write(path: Path, *rows: ModelRow) -> None:
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(here: Path) -> Path:
     noisy = replace(ROW, run_id="r2", model="noisy", stable=False, latency_std_ms=4.0)
-    write(tmp_path / "gpuprof-db", ROW, noisy)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    write(here / "gpuprof-db", ROW, noisy)
+    return here
 
 
 def latency(model: str, **options: object) -> Figure:

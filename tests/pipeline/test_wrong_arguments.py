@@ -242,10 +242,7 @@ class OwnEstimator:
 DEMANDS = [gpuprof.Demand(name, 50.0, gpuprof.Slo(60.0)) for name in ("theirs", "another")]
 
 
-def test_an_estimator_object_answers_for_models_that_no_database_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_an_estimator_object_answers_for_models_that_no_database_has(here: Path) -> None:
     estimator = OwnEstimator(2.0)
     options = gpuprof.PlanningOptions(estimator=estimator)
     plan = gpuprof.place(DEMANDS, fleet="a100-80", options=options)

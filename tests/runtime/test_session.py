@@ -230,16 +230,15 @@ def test_a_shape_in_external_data_is_refused_as_onnx_runtime_does(tmp_path: Path
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="only there a division traps")
-def test_a_model_that_ends_its_process_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_ends_its_process_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX Runtime divides the least integer by -1 while it loads the model."""
     nodes = [helper.make_node("Div", ["least", "minus"], ["q"]), helper.make_node("Add", ["x", "q"], ["y"])]
     types = {"x": TensorProto.INT64, "y": TensorProto.INT64}
     weights = {"least": integers(-(2**63)), "minus": integers(-1)}
-    path = write_model(tmp_path / "m.onnx", nodes, {"x": ["N", 4]}, {"y": ["N", 4]}, weights, types=types)
+    path = write_model(here / "m.onnx", nodes, {"x": ["N", 4]}, {"y": ["N", 4]}, weights, types=types)
     assert isinstance(error := find_refusal(path, on_gpu=True), CrashError) and "SIGFPE" in str(error)
-    monkeypatch.chdir(tmp_path)
     assert call_apart(Path.exists, path) and call_apart(Path.exists, Path(path.name))  # in another process
-    monkeypatch.chdir(tmp_path.parent)
+    monkeypatch.chdir(here.parent)
     assert not call_apart(Path.exists, Path(path.name))
     with pytest.raises(UnavailableError, match="no answer within"):
         call_apart(_sleep, path, within_s=0.1)

@@ -101,9 +101,7 @@ def _workers() -> set[int]:
 
 @needs_ray
 @pytest.mark.slow
-def test_in_a_cluster_too_the_map_follows_the_load(
-    tmp_path: Path, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_a_cluster_too_the_map_follows_the_load(here: Path, cluster: RayCluster) -> None:
     device = local_cpu().name
     rows = [
         ModelRow(
@@ -114,23 +112,22 @@ def test_in_a_cluster_too_the_map_follows_the_load(
         for share in (25.0, 50.0, 75.0, 100.0)
     ]  # fmt: skip
     run = RunRow("r1", datetime(2026, 1, 1, tzinfo=UTC), device, "test", "net")
-    KernelDb.create(tmp_path / "gpuprof-db").append(Run(run, models=rows))
-    (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\nnet,20,400\n")
-    monkeypatch.chdir(tmp_path)
+    KernelDb.create(here / "gpuprof-db").append(Run(run, models=rows))
+    (here / "slo.csv").write_text("model,rate_rps,slo_ms\nnet,20,400\n")
     assert main(["place", "-o", "first.json", "--max-batch", "1"]) == 0
-    document = json.loads((tmp_path / "first.json").read_text())
+    document = json.loads((here / "first.json").read_text())
     document["nodes"][0]["name"] = "one"
     where = ("--engine", "ray", "--insecure", "--log", "json")
-    adapting = ("--adapt", "--adapt-period", "1", "--db", str(tmp_path / "gpuprof-db"))
-    with running(tmp_path, document, *where, *adapting) as server:
+    adapting = ("--adapt", "--adapt-period", "1", "--db", str(here / "gpuprof-db"))
+    with running(here, document, *where, *adapting) as server:
         with Loaded(Target.parse(server.url), RequestStream("net", 60.0, 400.0)) as loaded:
-            assert eventually((tmp_path / "map.adapted.json").exists, limit_s=90.0)
+            assert eventually((here / "map.adapted.json").exists, limit_s=90.0)
             assert eventually(lambda: figure(server, "gpuprof_replica_planned_rps") > 60.0)
         _, errors = server.stop()
     assert all(result.lost == result.failed == 0 for result in loaded.results)
     moved = decisions(errors, "another map is served")[0]
     assert moved["started"] and moved["planned_rps"]["net"] > 60.0
-    assert [node.name for node in read_map(tmp_path / "map.adapted.json").nodes] == ["one"]
+    assert [node.name for node in read_map(here / "map.adapted.json").nodes] == ["one"]
 
 
 def _kill_node(cluster: RayCluster, server: RunningServer) -> None:

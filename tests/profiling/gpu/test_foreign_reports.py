@@ -643,16 +643,13 @@ def test_a_profile_of_other_runs_is_refused(tmp_path: Path) -> None:
         join_nodes(timeline, replace(slow, ranges=stretched))
 
 
-def test_the_gk_estimator_answers_from_a_pair_of_reports(
-    tmp_path: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_gk_estimator_answers_from_a_pair_of_reports(here: Path, cli: CommandLine) -> None:
     """A trace of kernels, ONNX Runtime's profile, and the graph that it executed, named together."""
-    monkeypatch.chdir(tmp_path)
-    write_mlp(tmp_path / "mlp.onnx")
-    kernels, nodes, _ = _write_pair(tmp_path)
+    write_mlp(here / "mlp.onnx")
+    kernels, nodes, _ = _write_pair(here)
     made = [helper.make_node(n.op_type, n.inputs, n.outputs, n.name) for n in EXECUTED]
-    save(helper.make_model(helper.make_graph(made, "executed", [], [])), str(tmp_path / "executed.onnx"))
-    reports = [word for path in (kernels, nodes, tmp_path / "executed.onnx") for word in ("--from-report", str(path))]
+    save(helper.make_model(helper.make_graph(made, "executed", [], [])), str(here / "executed.onnx"))
+    reports = [word for path in (kernels, nodes, here / "executed.onnx") for word in ("--from-report", str(path))]
     (row,) = cli.json("profile mlp.onnx --batch 2 --device v100", *reports)
     assert row["node_time_ms"] == pytest.approx(0.2) and row["kernel_count"] == 6
     (estimate,) = cli.json("estimate mlp --batch 2 --device v100 --estimator gk")

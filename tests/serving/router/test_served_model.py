@@ -18,7 +18,7 @@ from tests.serving.router.test_served_replica import FakeWorker, inference
 pytestmark = serves_in_real_time
 
 SLO_MS = 105.0
-Scene = Callable[[ServedModel, list[FakeWorker]], Awaitable[None]]
+Scene = Callable[[ServedModel], Awaitable[None]]
 
 
 def played(replicas: int = 1) -> Callable[[Scene], Callable[[], None]]:
@@ -27,15 +27,19 @@ def played(replicas: int = 1) -> Callable[[Scene], Callable[[], None]]:
     def make_test(scene: Scene) -> Callable[[], None]:
         async def run() -> None:
             model = ServedModel("m", SLO_MS, Arena(1 << 16))
-            workers = [FakeWorker() for _ in range(replicas)]
-            for number, worker in enumerate(workers):
-                plan = ReplicaPlan(f"m/{number}", 1, 0.0, (10.0,))
+            for number in range(replicas):
+                plan, worker = ReplicaPlan(f"m/{number}", 1, 0.0, (10.0,)), FakeWorker()
                 model.replicas.append(ServedReplica(plan, [worker], model, ModelStatistics()))  # type: ignore[list-item]
-            await scene(model, workers)
+            await scene(model)
 
         return lambda: asyncio.run(run())
 
     return make_test
+
+
+def worker_of(model: ServedModel) -> FakeWorker:
+    (worker,) = model.replicas[0].workers
+    return cast(FakeWorker, worker)
 
 
 def fill(model: ServedModel, count: int, deadline_ms: float = 1e6) -> list[Inference]:
@@ -64,7 +68,7 @@ def is_refused(model: ServedModel, request: Inference) -> bool:
 
 
 @played()
-async def test_what_is_foreseen_is_what_submit_would_say(model: ServedModel, workers: list[FakeWorker]) -> None:
+async def test_what_is_foreseen_is_what_submit_would_say(model: ServedModel) -> None:
     for _ in range(40):
         for timeout_ms in (None, 35.0, 255.0):
             received = refuse_early(model, timeout_ms)
@@ -77,9 +81,7 @@ async def test_what_is_foreseen_is_what_submit_would_say(model: ServedModel, wor
 
 
 @played(replicas=2)
-async def test_nothing_is_foreseen_while_any_replica_has_nobody_waiting(
-    model: ServedModel, workers: list[FakeWorker]
-) -> None:
+async def test_nothing_is_foreseen_while_any_replica_has_nobody_waiting(model: ServedModel) -> None:
     for _ in range(40):
         model.replicas[0].submit(inference(0))
     assert refuse_early(model)
@@ -95,7 +97,7 @@ def test_who_asks_for_less_time_than_the_slo_makes_no_batch_wait_for_others() ->
         (replica,) = model.replicas
         return replica.load(asyncio.get_running_loop().time(), 0, 1e6, ("", True)).max_wait_ms
 
-    async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
+    async def scene(model: ServedModel) -> None:
         for _ in range(40):
             model.replicas[0].submit(inference(0))
         for _ in range(20):
@@ -108,9 +110,7 @@ def test_who_asks_for_less_time_than_the_slo_makes_no_batch_wait_for_others() ->
 
 
 @played()
-async def test_both_refusals_are_counted_alike_and_a_traced_request_is_received(
-    model: ServedModel, workers: list[FakeWorker]
-) -> None:
+async def test_both_refusals_are_counted_alike_and_a_traced_request_is_received(model: ServedModel) -> None:
     for _ in range(40):
         model.replicas[0].submit(inference(0))
     before = model.statistics
@@ -123,9 +123,7 @@ async def test_both_refusals_are_counted_alike_and_a_traced_request_is_received(
 
 
 @played()
-async def test_a_request_waits_no_longer_than_ten_seconds_or_the_slo(
-    model: ServedModel, workers: list[FakeWorker]
-) -> None:
+async def test_a_request_waits_no_longer_than_ten_seconds_or_the_slo(model: ServedModel) -> None:
     longest = max(10_000.0, SLO_MS)
     assert model.limit_deadline_ms(None) == SLO_MS
     assert model.limit_deadline_ms(longest - 1.0) == longest - 1.0
@@ -140,7 +138,7 @@ class Tracer:
 
 
 @played()
-async def test_a_request_is_judged_by_what_goes_before_it(model: ServedModel, workers: list[FakeWorker]) -> None:
+async def test_a_request_is_judged_by_what_goes_before_it(model: ServedModel) -> None:
     for _ in range(40):
         model.replicas[0].submit(inference(0, priority=5))
     assert not refuse_early(model, priority=5) and refuse_early(model, priority=4)
@@ -156,7 +154,7 @@ async def test_a_request_is_judged_by_what_goes_before_it(model: ServedModel, wo
 def test_where_answers_to_those_who_allow_the_slo_come_later_than_expected_fewer_are_let_in(
     late_ms: float, asked_ms: float, let_in: int
 ) -> None:
-    async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
+    async def scene(model: ServedModel) -> None:
         fill(model, 1)
         for _ in range(60):
             waits = Inference(1, [], None, asyncio.get_running_loop().time(), asked_ms, _done, _done)
@@ -181,27 +179,24 @@ def _done(*_: Any) -> None:
 
 
 @played()
-async def test_requests_whose_clients_have_gone_wait_for_no_worker(
-    model: ServedModel, workers: list[FakeWorker]
-) -> None:
+async def test_requests_whose_clients_have_gone_wait_for_no_worker(model: ServedModel) -> None:
     inferences = fill(model, 3)
-    workers[0].die()
+    worker = worker_of(model)
+    worker.die()
     assert model.in_flight == 3
     for request in inferences[:2]:
         request.cancelled = True
     model.forget_cancelled()
     assert model.in_flight == 1
-    workers[0].come_back()
-    assert workers[0].names() == [[inferences[2].wanted]]
+    worker.come_back()
+    assert worker.names() == [[inferences[2].wanted]]
 
 
 @played()
-async def test_requests_whose_clients_have_gone_do_not_keep_a_replica_that_takes_no_more(
-    model: ServedModel, workers: list[FakeWorker]
-) -> None:
+async def test_requests_whose_clients_have_gone_do_not_keep_a_replica_that_takes_no_more(model: ServedModel) -> None:
     inferences = fill(model, 5)
     model.retire_replica(model.replicas[0])
     for request in inferences:
         request.cancelled = True
     model.forget_cancelled()
-    assert model.in_flight == sum(len(batch.inferences) for batch in workers[0].sent)
+    assert model.in_flight == sum(len(batch.inferences) for batch in worker_of(model).sent)
