@@ -46,9 +46,7 @@ def test_triton_is_told_the_tensors_of_the_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["torch", "nvidia-cublas-cu12", "triton"])
-def test_a_peer_that_would_bring_cuda_is_not_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_peer_that_needs_cuda_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     pip = PlayedPip(monkeypatch, "litserve", name)
     with pytest.raises(PeerMissingError, match=f"p would bring {name}"):
         Environment("p", ("a",)).python(tmp_path)

@@ -35,9 +35,7 @@ def device_row() -> DeviceRow:
                      float32_flops_per_s=1e11, measured=True, source="test")  # fmt: skip
 
 
-def test_models_of_interference_are_judged_by_what_was_colocated_and_then_used(
-    tmp_path: Path, cli: CommandLine
-) -> None:
+def test_models_of_interference_are_judged_by_what_was_colocated_and_used(tmp_path: Path, cli: CommandLine) -> None:
     db = _write_pairs(tmp_path)
     ranked = cli.json("calibrate --db", db)
     assert ranked[0]["interference"] == "traffic" and ranked[0]["mean_pct"] < 0.1
@@ -95,9 +93,7 @@ def test_models_are_colocated_for_real_on_this_cpu(tmp_path: Path, capsys: pytes
     assert all(row["latency_mean_ms"] > 0.0 and row["solo_latency_mean_ms"] > 0.0 for row in rows)
 
 
-def test_quick_networks_scale_the_estimates_of_others(
-    tmp_path: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quick_networks_scale_the_others(tmp_path: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "_QUICK_NETWORKS", ("mlp", "transformer_encoder"))
     db = str(tmp_path / "db")
     rows = cli.json("calibrate --quick --device cpu --db", db, "--time-limit 0.2s")

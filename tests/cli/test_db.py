@@ -49,9 +49,7 @@ def test_import_says_what_came_of_each_file(tmp_path: Path, cli: CommandLine) ->
     assert selected == "throughput_rps\n74.4\n"
 
 
-def test_numbers_of_a_column_have_one_form_and_keys_are_repeated(
-    monkeypatch: pytest.MonkeyPatch, cli: CommandLine
-) -> None:
+def test_a_column_has_one_form_and_keys_are_repeated(monkeypatch: pytest.MonkeyPatch, cli: CommandLine) -> None:
     query = "select 'a' as model, true as stable, 1 as n, 2.5 as x union all select 'b', false, 57442304, 10.25"
     lines = [line.split() for line in cli("db sql", f'"{query}"').out.splitlines()]
     assert sorted(lines[2:]) == [["a", "yes", "1", "2.50"], ["b", "no", "57,442,304", "10.25"]]

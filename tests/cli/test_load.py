@@ -41,9 +41,7 @@ def test_nothing_is_predicted_of_a_closed_loop(tmp_path: Path, cli: CommandLine)
         assert "a 2 at a time" in captured.err and "nothing is predicted" in captured.err
 
 
-def test_an_address_alone_takes_the_map_that_is_here(
-    here: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
-) -> None:
+def test_an_address_alone_takes_the_map_here(here: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine) -> None:
     assert "nothing says what to send" in cli("load http://127.0.0.1:1", code=3).err
     Path("map.json").write_text(json.dumps(map_of({"a": "null:4"}, [replica("a")])))
     monkeypatch.setattr("gpuprof.cli.load.DEFAULT_URL", "http://127.0.0.1:1")

@@ -58,9 +58,7 @@ def test_each_kind_of_failure_has_its_exit_code_and_one_line(
     assert captured.err.startswith("gpuprof: ")
 
 
-def test_what_was_remarked_before_a_failure_is_printed_before_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_notes_come_before_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     error = InputError("a share must be above 0 but got -1")
     error.add_note("nothing here can measure a GPU")
     assert _run_failing(monkeypatch, error) == 3
@@ -70,9 +68,7 @@ def test_what_was_remarked_before_a_failure_is_printed_before_it(
 
 
 @pytest.mark.parametrize("words", [[], ["zoo"]])
-def test_what_has_verbs_of_its_own_shows_them_where_none_is_given(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_group_without_a_verb_shows_its_verbs(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(words) == 0
     captured = capsys.readouterr()
     assert "Usage: gpuprof" in captured.out and "Commands" in captured.out and captured.err == ""
@@ -109,9 +105,7 @@ def test_a_terminal_that_lacks_a_letter_gets_its_escape(form: list[str]) -> None
     assert listed.returncode == 0 and listed.stdout.isascii() and b"bug" not in listed.stderr
 
 
-def test_a_library_of_an_extra_that_is_missing_is_named_with_its_extra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     missing = ModuleNotFoundError("No module named 'orjson'", name="orjson")
     assert _run_failing(monkeypatch, missing) == 1
     assert "orjson is not installed (pip install 'gpuprof-onnx[serve]')" in capsys.readouterr().err

@@ -113,9 +113,7 @@ def test_every_setting_of_a_verb_is_an_option_under_its_heading(words: str, func
     assert options >= sum(len(group.model_fields) for group in groups)
 
 
-def test_a_directory_is_no_file_and_what_may_not_be_written_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_directories_and_what_may_not_be_written_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="it is a directory"):
         check_output_file(tmp_path)
     assert check_output_file(tmp_path / "new") == tmp_path / "new"

@@ -119,9 +119,7 @@ def result_of(*models: ModelResult, **fields: Any) -> LoadResult:
 
 
 @pytest.mark.parametrize("width", [80, 100, 140, 200])
-def test_the_verdict_comes_first_with_its_reason(
-    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verdicts_come_first(width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     _show(result_of(*_MODELS), Format.TABLE)
     lines = capsys.readouterr().out.splitlines()

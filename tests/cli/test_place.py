@@ -165,9 +165,7 @@ def test_a_map_that_no_machine_could_set_up_is_not_exported(here: Path, cli: Com
     assert "map.json cannot be set up: geometry: node0 gpu 0: 3g.40gb and 2g.20gb overlap" in message
 
 
-def test_a_file_that_fixes_its_batch_is_placed_as_the_copy_that_was_profiled_in_its_place(
-    here: Path, cli: CommandLine
-) -> None:
+def test_a_file_that_fixes_its_batch_is_placed_as_the_copy_that_was_profiled(here: Path, cli: CommandLine) -> None:
     weight = floats(8, 4)
     product = helper.make_node("MatMul", ["x", "w"], ["y"])
     write_model(here / "fixed.onnx", [product], {"x": [4, 8]}, {"y": [4, 4]}, {"w": weight})

@@ -68,9 +68,7 @@ def slo(here: Path, **models: tuple[float, float]) -> None:
 MERGE = "place --merge --gpus cpu:1"
 
 
-def test_fine_tuned_models_on_one_device_become_one_replica_that_holds_shared_weights_once(
-    here: Path, cli: CommandLine
-) -> None:
+def test_fine_tuned_models_become_one_replica_that_holds_shared_weights_once(here: Path, cli: CommandLine) -> None:
     write_profiles(here, ALIKE)
     slo(here, a=(20, 200), b=(10, 300))
     cli("place --gpus cpu:1 -o apart.json")
@@ -115,9 +113,7 @@ def test_a_merge_that_would_break_an_slo_is_left_out_and_the_reason_told(here: P
     assert sorted(path.name for path in here.glob("*.onnx")) == ["image.onnx", "tuned-a.onnx", "tuned-b.onnx"]
 
 
-def test_models_whose_requests_were_recorded_apart_are_planned_each_for_its_own_and_not_merged(
-    here: Path, cli: CommandLine
-) -> None:
+def test_models_whose_requests_were_recorded_apart_are_planned_and_not_merged(here: Path, cli: CommandLine) -> None:
     write_profiles(here, ALIKE)
     slo(here, a=(20, 200), b=(10, 300))
     times = sorted([(0.1 * n, "a") for n in range(900)] + [(float(n // 3), "b") for n in range(270)])

@@ -61,9 +61,7 @@ def test_a_run_in_a_report_answers_estimate(cli: CommandLine) -> None:
     assert row["latency_ms"] == pytest.approx(0.2)
 
 
-def test_a_lost_counter_is_an_error_line_at_the_end(
-    monkeypatch: pytest.MonkeyPatch, cli: CommandLine, tmp_path: Path
-) -> None:
+def test_a_lost_counter_is_the_last_line(monkeypatch: pytest.MonkeyPatch, cli: CommandLine, tmp_path: Path) -> None:
     result = ProfileResult(
         notes=("a note",),
         device="h200",

@@ -86,9 +86,7 @@ def _steps_left_out(run: Printed) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_run_makes_all_results_and_does_again_only_what_has_changed(
-    here: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
-) -> None:
+def test_a_run_does_again_only_what_has_changed(here: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine) -> None:
     (here / "elsewhere").mkdir()
     monkeypatch.chdir(here / "elsewhere")  # paths count from the file
     plan = str(here / "plan.yaml")

@@ -31,9 +31,7 @@ def test_a_busy_port_is_one_line_and_exit_code_3(tmp_path: Path, capfd: pytest.C
     assert capfd.readouterr().err == f"gpuprof: port {port} is taken on 127.0.0.1 (choose another with --port)\n"
 
 
-def test_a_model_that_cannot_be_loaded_is_one_line_and_no_worker_stays(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"not a model")
     assert main(["serve", write(tmp_path, map_of({"m": "bad.onnx"}, [replica("m")])), "--port", "0"]) == 3
     lines = capfd.readouterr().err.splitlines()

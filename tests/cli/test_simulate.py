@@ -26,9 +26,7 @@ def test_a_map_is_simulated_at_its_own_rates(map_file: Path, cli: CommandLine) -
 
 
 @pytest.mark.slow
-def test_tables_show_models_stages_misses_and_replicas(
-    map_file: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_show_models_and_stages(map_file: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "1000")  # headings are broken in narrow terminals
     words = ["simulate", str(map_file), "--duration", "2s", "--fail", "node0@1s"]
     captured = cli(*words, code=1)

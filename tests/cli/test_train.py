@@ -24,9 +24,7 @@ def this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_trained_is_used_by_estimate_for_a_model_that_was_not_measured(
-    world: Path, tmp_path: Path, cli: CommandLine
-) -> None:
+def test_estimate_uses_what_was_trained_for_a_new_model(world: Path, tmp_path: Path, cli: CommandLine) -> None:
     (printed,) = cli.json("train --db", world / "db", "--regressors", QUICK)
     assert printed["architectures"] == 3 and printed["latency_factor"] >= 1.0
     new = convolutional(tmp_path / "new.onnx", (16, 16))

@@ -52,9 +52,7 @@ def test_indices_stay_below_the_table_they_reach_through_other_ops(tmp_path: Pat
 @pytest.mark.parametrize(
     ("rows", "added", "least", "most"), [(10, [2], 1, 8), (300, [0, 100, 290], 6, 10)], ids=["shifted", "parts"]
 )
-def test_indices_stay_inside_the_table_after_an_addition(
-    tmp_path: Path, rows: int, added: list[int], least: int, most: int
-) -> None:
+def test_added_indices_stay_in_the_table(tmp_path: Path, rows: int, added: list[int], least: int, most: int) -> None:
     path = write_model(
         tmp_path / "m.onnx",
         [node("Add", ["ids", "added"], ["more"]), node("Gather", ["table", "more"], ["y"])],
@@ -179,9 +177,7 @@ def test_samples_of_several_sizes_are_told_apart(tmp_path: Path, text: Path) -> 
         ('{"data": [{"ids": {"content": [1, 2], "shape": [1, 2]}}]}', r"shape \[1, 'seq'\] but has \[1, 1, 2\]"),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused_with_its_place(
-    tmp_path: Path, text: Path, content: str, said: str
-) -> None:
+def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, text: Path, content: str, said: str) -> None:
     path = tmp_path / "d.json"
     path.write_text(content)
     with pytest.raises(InputError, match=said):

@@ -126,9 +126,7 @@ def test_what_hangs_on_weights_alone_is_a_weight(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("side", "names"), [(8, ["add"]), (100_000, ["zeros", "sum", "add"])])
-def test_zeros_of_a_large_shape_are_made_by_an_op_and_not_kept_in_the_file(
-    tmp_path: Path, side: int, names: list[str]
-) -> None:
+def test_large_zeros_are_made_by_an_op_and_not_kept_in_the_file(tmp_path: Path, side: int, names: list[str]) -> None:
     text = """(float[n,3] x) => (float[n,3] y) { [zeros] zeros = ConstantOfShape (shape)
         [sum] sum = ReduceSum <keepdims = 0> (zeros) [add] y = Add (x, sum) }"""
     ops = load_graph(_write(tmp_path, text, weights={"shape": integers(side, side)})).ops
@@ -323,9 +321,7 @@ def test_impossible_batches_and_sizes_are_refused(
          r"add \(Add\) contradicts .*read with patches as 128 at batch 2; .*--dim patches=SIZE"),
     ],
 )  # fmt: skip
-def test_nodes_that_contradict_their_inputs_are_named(
-    tmp_path: Path, text: str, weights: dict[str, np.ndarray], message: str
-) -> None:
+def test_contradictory_nodes_are_named(tmp_path: Path, text: str, weights: dict[str, np.ndarray], message: str) -> None:
     path = _write(tmp_path, text, weights=weights)
     with pytest.raises(InputError, match=message):
         load_graph(path, 2)
@@ -574,9 +570,7 @@ def test_a_mask_with_a_name_of_its_own_is_as_long_as_the_past_and_the_new_tokens
         ("ir_version", 99, rf"\(export it for IR version {onnx.IR_VERSION} or before\)"),
     ],
 )
-def test_what_a_file_lacks_is_named_with_what_mends_it(
-    tmp_path: Path, field: str, value: int | None, said: str
-) -> None:
+def test_what_a_file_lacks_is_named_with_a_fix(tmp_path: Path, field: str, value: int | None, said: str) -> None:
     path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": ["batch", 4]}, {"y": None})
     model = onnx.load(path)
     if value is None:
@@ -705,9 +699,7 @@ def test_a_branch_of_if_with_inputs_is_named(tmp_path: Path) -> None:
         (onnx.helper.make_node("Split", ["x"], ["y", "z"], num_outputs=1), "has 2 outputs, not 1"),  # it aborts
     ],
 )
-def test_nodes_on_which_inference_never_returns_are_refused_before(
-    tmp_path: Path, node: onnx.NodeProto, message: str
-) -> None:
+def test_nodes_on_which_inference_hangs_are_refused_before(tmp_path: Path, node: onnx.NodeProto, message: str) -> None:
     path = write_model(tmp_path / "m.onnx", [node], {"x": [7]}, {"y": None}, opset=18)
     with pytest.raises(InputError, match=message):
         load_graph(path, 7)

@@ -54,9 +54,7 @@ def test_parvagpus_throughput_is_of_all_processes_and_out_of_memory_is_no_zero(t
     ("latency", "throughput", "expected"),
     [("0.002", "805.53", 2000.0 / 805.53), ("0.0613", "33", 61.3), ("0.013", "", 13.0), ("", "100.0", 20.0)],
 )
-def test_of_latency_and_throughput_the_one_with_more_digits_counts(
-    tmp_path: Path, latency: str, throughput: str, expected: float
-) -> None:
+def test_the_figure_with_more_digits_counts(tmp_path: Path, latency: str, throughput: str, expected: float) -> None:
     header = THESIS.splitlines()[0]
     table = f"{header}\nvgg19,2,{latency},{throughput},1.66,69.17,18.68,47.07\n"
     (row,) = _import(tmp_path, "v100.csv", table).read_table("models").to_pylist()

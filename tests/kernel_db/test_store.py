@@ -27,9 +27,7 @@ from tests.kernel_db.rows import a_run, assert_sound, make_database
         ({"model": "none"}, ""),
     ],
 )
-def test_rows_are_filtered_and_columns_come_in_the_order_that_was_asked_for(
-    tmp_path: Path, where: dict[str, object], runs: str
-) -> None:
+def test_rows_are_filtered_and_columns_come_as_requested(tmp_path: Path, where: dict[str, object], runs: str) -> None:
     database = KernelDb.create(tmp_path / "db")
     assert database.read_table("models").num_rows == 0 and not (tmp_path / "db").exists()  # before the first run
     for number in range(4):
@@ -137,9 +135,7 @@ def test_a_run_that_is_there_already_is_refused_even_after_it_was_compacted(tmp_
     assert database.read_table("models").num_rows == 2
 
 
-def test_a_reader_whose_segments_are_compacted_away_reads_them_where_they_are_now(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_finds_segments_that_were_compacted_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database = KernelDb.create(tmp_path / "db")
     for number in range(3):
         database.append(a_run(f"r{number}"))

@@ -83,9 +83,7 @@ def settings(folder: Path, data: Path | None = None) -> LabSettings:
         ([0, 99, 100, 130], [4, 4], [[0, 99], [100, 130]]),  # the first request has waited long enough
     ],
 )
-def test_the_router_fills_a_batch_and_goes_to_the_next_replica(
-    times_ms: list[int], batches: list[int], expected_ms: list[list[int]]
-) -> None:
+def test_the_router_fills_a_batch_first(times_ms: list[int], batches: list[int], expected_ms: list[list[int]]) -> None:
     parts = split_over_replicas(np.array(times_ms) * MS, batches)
     assert [part.tolist() for part in parts] == [[time * MS for time in part] for part in expected_ms]
 
@@ -262,9 +260,7 @@ def test_a_sweep_that_cannot_be_read_is_refused(text: str) -> None:
         ((3.0, 3.0), None, 0, "differs"),
     ],
 )
-def test_a_number_agrees_to_the_printed_digits(
-    printed: tuple[float, float], ours: float | None, digits: int, verdict: str
-) -> None:
+def test_numbers_agree_as_printed(printed: tuple[float, float], ours: float | None, digits: int, verdict: str) -> None:
     assert PrintedNumber("n", "§1", printed, ours, digits).row()["verdict"] == verdict
 
 
@@ -293,9 +289,7 @@ def test_figures_are_selected_by_name_and_by_beginning() -> None:
         select_figures(["parvagpu-99"])
 
 
-def test_the_command_draws_a_figure_and_prints_what_differs(
-    here: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_draws_and_compares_a_figure(here: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUPROF_LAB_DATA", str(write_igniter(here / "data")))
     line = ["lab", "figure", "igniter-table1", "--policy", f"{__name__}:OwnPolicy", "--jobs", "1", "--time-limit", "1s"]
     text = cli(*line, "-o page.html").out

@@ -159,7 +159,7 @@ def test_a_percentile_has_its_interval_or_is_not_given() -> None:
     assert alone is not None and alone.value == 3.0
 
 
-def test_a_closed_loop_keeps_so_many_on_their_way_and_counts_from_when_they_were_sent(
+def test_a_closed_loop_keeps_so_many_on_their_way_and_counts_from_sending(
     null_server: RunningServer,
 ) -> None:
     streams = [RequestStream("small", 0.0, 60_000.0, concurrency=3)]
@@ -173,7 +173,7 @@ def test_a_closed_loop_keeps_so_many_on_their_way_and_counts_from_when_they_were
     assert result.rate_rps * result.mean_ms / 1000.0 < 9.0
 
 
-def test_as_soon_as_one_of_a_closed_loop_is_answered_the_next_is_sent_and_never_more(
+def test_an_answer_in_a_closed_loop_sends_the_next_request_and_never_more(
     null_server: RunningServer,
 ) -> None:
     target = Target.parse(null_server.url)

@@ -131,9 +131,7 @@ def test_ncu_is_found_beside_a_toolkit(tmp_path: Path) -> None:
         ("", "0", True, Status.MISSING),
     ],
 )
-def test_counters_need_the_permission(
-    tmp_path: Path, parameters: str, capabilities: str, root: bool, status: Status
-) -> None:
+def test_counters_need_rights(tmp_path: Path, parameters: str, capabilities: str, root: bool, status: Status) -> None:
     _write(tmp_path, "proc/driver/nvidia/params", parameters)
     _write(tmp_path, "proc/self/status", f"Name:\tx\nCapEff:\t{capabilities}\n")
     assert _find_one(_bare(tmp_path, is_root=root), "counters").status is status
@@ -179,9 +177,7 @@ def test_the_version_of_onnx_runtime_is_the_modules_own(tmp_path: Path) -> None:
         (None, Status.LIMITED, "ends the process that starts it"),
     ],
 )
-def test_the_provider_for_gpus_is_tried_and_not_believed(
-    tmp_path: Path, attempt: dict[str, Any] | None, status: Status, words: str
-) -> None:
+def test_the_gpu_provider_is_tried(tmp_path: Path, attempt: dict[str, Any] | None, status: Status, words: str) -> None:
     trial = {"probe": "options", "execution": "fused+pinned", "remarks": ["not so"]}
 
     def execute(command: list[str]) -> str | None:

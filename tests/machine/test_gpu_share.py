@@ -295,9 +295,7 @@ def test_without_the_program_it_says_where_it_comes_from(tmp_path: Path, monkeyp
         pass
 
 
-def test_a_share_of_ours_does_not_reach_the_daemon(
-    control: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_shares_do_not_reach_the_daemon(control: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PERCENTAGE, "10")
     with mps_daemon():
         assert all(line.split("|")[2] == "" for line in (tmp_path / "log").read_text().splitlines())

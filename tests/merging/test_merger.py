@@ -256,9 +256,7 @@ def test_common_output_features_are_multiplied_once_wherever_each_model_has_them
         ([0.0], [0.5], 0.5),
     ],
 )
-def test_differences_are_parts_of_the_largest_value(
-    original: list[float], merged: list[float], difference: float
-) -> None:
+def test_differences_are_of_the_largest_value(original: list[float], merged: list[float], difference: float) -> None:
     assert relative_difference(np.array(original), np.array(merged)) == difference
 
 

@@ -66,9 +66,7 @@ def test_more_requests_get_more_of_the_device(first: DeploymentMap) -> None:
 
 
 @pytest.mark.slow
-def test_models_that_slow_each_other_more_than_predicted_never_run_at_the_same_time(
-    first: DeploymentMap, cli: CommandLine
-) -> None:
+def test_models_that_slow_each_other_more_than_predicted_run_apart(first: DeploymentMap, cli: CommandLine) -> None:
     write_rows(Path.cwd(), "heavy", (25.0, 50.0))
     Path("slo.csv").write_text("model,rate_rps,slo_ms\nnet,8,200\nheavy,8,200\n")
     write_mlp(Path("heavy.onnx"))

@@ -72,9 +72,7 @@ def test_by_default_a_model_is_estimated_at_the_batch_that_it_fixes(tmp_path: Pa
     assert [estimate.workload.batch for estimate in estimates] == [8, 1]
 
 
-def test_a_named_database_in_which_nothing_stands_is_told_and_a_directory_of_others_refused(
-    tmp_path: Path, mlp: Path
-) -> None:
+def test_an_empty_database_is_told_and_a_directory_of_others_refused(tmp_path: Path, mlp: Path) -> None:
     (tmp_path / "db").mkdir()
     demand = gpuprof.Demand(str(mlp), rate_rps=10.0, slo=gpuprof.Slo(50.0))
     for notes in (
@@ -183,9 +181,7 @@ def test_the_memory_and_the_smaller_batches_of_a_map_from_files_alone_are_recomp
         assert {violation.rule for violation in gpuprof.check(change(plan)).violations} == {"figures"}, change.__name__
 
 
-def test_an_estimator_of_others_is_asked_again_and_where_it_is_gone_that_is_said(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plugin_estimator_is_asked_again_or_said_to_be_gone(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "own_estimator.py").write_text(_OWN)
     with monkeypatch.context() as changed:
         changed.syspath_prepend(here)
@@ -207,7 +203,7 @@ def test_an_estimator_of_others_is_asked_again_and_where_it_is_gone_that_is_said
         gpuprof.check(changed_map, estimator="gone_estimator:Own")
 
 
-def test_an_estimator_that_is_named_is_asked_or_refused_where_neither_files_nor_a_database_are_there(
+def test_a_named_estimator_is_asked_or_refused_where_neither_files_nor_a_database_are_there(
     here: Path,
 ) -> None:
     planned = _place(here, "database")

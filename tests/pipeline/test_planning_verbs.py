@@ -113,9 +113,7 @@ def test_check_finds_what_a_map_breaks_and_takes_other_demands() -> None:
         strict.raise_if_broken()
 
 
-def test_without_a_database_the_maps_own_times_are_believed_and_that_is_noted(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_database_the_maps_times_are_believed_and_noted(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpuprof.place(DEMANDS, fleet="v100:2", options=SMALL).write(here / "map.json")
     (here / "elsewhere").mkdir()
     monkeypatch.chdir(here / "elsewhere")

@@ -28,9 +28,7 @@ def _no_serving(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_rows_are_told_once_they_are_on_the_disk_and_nothing_is_printed(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_are_told_once_on_disk_and_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file, db = write_mlp(tmp_path / "mlp.onnx"), tmp_path / "db"
     steps: list[Progress] = []
     kept: list[tuple[int, int]] = []

@@ -184,9 +184,7 @@ def test_a_map_whose_chain_has_a_wrong_step_is_refused(plan: DeploymentMap, step
         DeploymentMap.model_validate(content)
 
 
-def test_check_refuses_a_map_whose_steps_add_up_to_more_than_the_chain_may_take(
-    plan: DeploymentMap, folder: Path
-) -> None:
+def test_check_refuses_a_map_whose_steps_add_up_to_more_than_the_chain_may(plan: DeploymentMap, folder: Path) -> None:
     assert gpuprof.check(plan).is_sound
     chain = plan.chains["vision"].model_copy(update={"slo_ms": 0.9 * SLO_MS})
     (violation,) = gpuprof.check(plan.model_copy(update={"chains": {"vision": chain}})).violations

@@ -17,9 +17,7 @@ densenet121,10,300
 
 
 @pytest.mark.slow
-def test_turns_are_simulated_no_later_than_predicted(
-    here: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
-) -> None:
+def test_turns_are_simulated_as_predicted(here: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine) -> None:
     monkeypatch.setenv("COLUMNS", "200")  # no cell of a table is cut into lines
     Path("slo.csv").write_text(_ASKED)
     cli("db import", datasets() / "v100_profiles.csv", "--db db")

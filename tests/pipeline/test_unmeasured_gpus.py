@@ -103,9 +103,7 @@ def test_offers_replace_prices_and_give_the_cost_an_interval(here: Path, cli: Co
     assert "interval" in captured.out and "t4 0.6 (0.5 to 0.7) $/h of 20" in captured.err
 
 
-def test_estimates_with_wide_intervals_are_refused_under_strict(
-    here: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
-) -> None:
+def test_wide_intervals_are_refused_under_strict(here: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine) -> None:
     arguments = ["estimate", "mlp.onnx", "--device", "t4", "--strict"]
     strict = FAST.replace(strict=True)
     cli(*arguments)

@@ -62,9 +62,7 @@ def test_what_was_measured_is_an_estimate_by_name_and_by_file(measured_database:
         assert sources == ["measured", "interpolated", "measured"]
 
 
-def test_place_plans_what_was_measured_and_says_why_it_cannot_plan_the_rest(
-    measured_database: Path, folder: Path
-) -> None:
+def test_place_plans_what_was_measured_and_says_why_not_the_rest(measured_database: Path, folder: Path) -> None:
     demands = folder / "slo.csv"
     demands.write_text("model,rate_rps,slo_ms\nclasses.onnx,5,200\n")
     placed = gpuprof.place(demands, db=measured_database)

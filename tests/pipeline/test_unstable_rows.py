@@ -88,9 +88,7 @@ def test_a_figure_reaches_up_and_down_by_the_slowdown_that_the_database_saw(here
     assert alone.upper() < 12.0  # nothing disturbed this share
 
 
-def test_a_plan_takes_the_upper_end_of_unstable_times_and_says_how_many_rest_on_them(
-    here: Path, cli: CommandLine
-) -> None:
+def test_a_plan_takes_the_upper_end_of_unstable_times_and_counts_them(here: Path, cli: CommandLine) -> None:
     demands = [Demand(name, 5.0, Slo(200.0)) for name in ("calm", "noisy")]
     plan = gpuprof.place(demands, fleet="v100", policy="ffd", options=MEASURED).deployment
     times = {replica.model: replica.predicted for *_, replica in plan.places()}

@@ -47,9 +47,7 @@ def _demand(rate_rps: Any = 5.0, latency_ms: Any = 50.0, percentile: Any = 99.0)
         (_demand(percentile=0.99), "but got 0.99"),
     ],
 )
-def test_a_demand_that_no_service_can_have_is_refused_before_anything_is_planned(
-    demand: gpuprof.Demand, rule: str
-) -> None:
+def test_an_impossible_demand_is_refused_before_anything_is_planned(demand: gpuprof.Demand, rule: str) -> None:
     verbs: list[Callable[[], object]] = [
         lambda: gpuprof.place([demand], fleet="t4"),
         lambda: gpuprof.compare([demand], fleet="t4", policies=["ffd"]),

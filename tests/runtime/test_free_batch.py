@@ -48,9 +48,7 @@ def test_a_model_that_holds_no_batch_only_changes_its_declarations(tmp_path: Pat
 @pytest.mark.parametrize(
     ("target", "result"), [((6,), (6,)), ((2, -1), (2, 3)), ((0, 3), (2, 3)), ((2, 3, 1), (2, 3, 1))]
 )
-def test_a_reshape_follows_the_batch(
-    tmp_path: Path, fixed: int, target: tuple[int, ...], result: tuple[int, ...]
-) -> None:
+def test_reshapes_follow_a_batch(tmp_path: Path, fixed: int, target: tuple[int, ...], result: tuple[int, ...]) -> None:
     nodes = [node("Reshape", ["x", "t"], ["y"])]
     path = model(tmp_path, nodes, [fixed, 2, 3], [fixed, *result], {"t": integers(fixed, *target)})
     assert run(write_free(path), 7)[0].shape == (7, *result)
@@ -142,9 +140,7 @@ def test_another_fixed_batch_is_set(tmp_path: Path) -> None:
         ("normalise", [node("Softmax", ["x"], ["y"], name="normalise", axis=0)], {}),
     ],
 )
-def test_a_node_that_mixes_or_loses_samples_is_named(
-    tmp_path: Path, name: str, nodes: list[NodeProto], weights: Weights
-) -> None:
+def test_nodes_that_mix_samples_are_named(tmp_path: Path, name: str, nodes: list[NodeProto], weights: Weights) -> None:
     path = write_model(tmp_path / "m.onnx", nodes, {"x": [1, 3]}, {"y": None}, weights)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(InputError, match=name if name != "normalise" else "output y differs"):
@@ -198,9 +194,7 @@ def _model(directory: Path, *nodes: Described, **more: object) -> Path:
     ],
     ids=["softmax over the batch", "normalised over the batch", "sums over the batch"],
 )
-def test_a_model_that_mixes_items_behind_a_shape_that_does_not_show_it_is_found(
-    tmp_path: Path, nodes: list[Described]
-) -> None:
+def test_a_model_that_mixes_items_behind_a_plain_shape_is_found(tmp_path: Path, nodes: list[Described]) -> None:
     assert mixed_output(_model(tmp_path, *nodes, weights={"zero": np.array(0, np.int64)})) == "y"
 
 
@@ -234,9 +228,7 @@ def test_an_output_that_is_the_same_for_all_mixes_nothing_and_one_of_all_items_d
     ],
     ids=["together", "one value for all", "batch after the steps", "an output left at one", "fixed"],
 )
-def test_requests_share_a_batch_only_where_all_begin_with_it(
-    tmp_path: Path, x: Dims, t: Dims, y: Dims | None, found: str | None
-) -> None:
+def test_requests_share_a_leading_batch(tmp_path: Path, x: Dims, t: Dims, y: Dims | None, found: str | None) -> None:
     nodes = [helper.make_node("Mul", ["x", "t"], ["y"])]
     path = write_model(tmp_path / "m.onnx", nodes, {"x": x, "t": t}, {"y": y})
     assert find_mixed_output(path) == found

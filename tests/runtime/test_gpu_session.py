@@ -117,9 +117,7 @@ def test_a_graph_with_stale_answers_is_not_used(monkeypatch: pytest.MonkeyPatch,
     assert "output y differs at batch 6" in session.remarks[0]
 
 
-def test_sessions_that_prepare_each_shape_anew_get_full_batches(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_sessions_that_prepare_each_shape_get_full_batches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A partial batch must take its own time, or there is no point in running it at its own size."""
     clock = [0.0]
 

@@ -143,9 +143,7 @@ def test_profile_measures_the_copy_under_a_name_of_its_own(tmp_path: Path) -> No
     assert row["model"] == "m-float16" and row["precision"] == "float16"
 
 
-def test_outputs_that_overflow_in_the_converted_model_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outputs_that_overflow_after_conversion_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
     path, wrong = (
         write_model(tmp_path / f"{name}.onnx", nodes, {"x": ["N", 8]}, {"y": ["N", 4]}, {"w": weights})
@@ -209,9 +207,7 @@ def test_a_model_that_the_runtime_refuses_is_not_known(tmp_path: Path) -> None:
         (TensorProto.FLOAT8E5M2, 19, "Protocol cannot carry", "Protocol cannot carry"),
     ],
 )
-def test_what_serving_refuses_is_known_before(
-    tmp_path: Path, kind: int, opset: int, cpu: str | None, gpu: str | None
-) -> None:
+def test_refusals_of_serving_are_known(tmp_path: Path, kind: int, opset: int, cpu: str | None, gpu: str | None) -> None:
     op = "Identity" if kind == TensorProto.FLOAT8E5M2 else "Gemm" if opset < 8 else "Add"
     nodes = [helper.make_node(op, ["x"] * {"Identity": 1, "Gemm": 3, "Add": 2}[op], ["y"])]
     types = {"x": kind, "y": kind}

@@ -30,9 +30,7 @@ def apply(server: RunningServer, path: Path, document: dict[str, Any]) -> int:
     return main(["apply", str(path), "--port", str(server.port), "--json"])
 
 
-def test_only_what_changed_is_touched_and_no_request_is_lost(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_changes_are_touched_and_no_request_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     models = {"m": "null:4", "gone": "null:4"}
     before = map_of(
         models, [replica("m"), replica("m", max_wait_ms=1.0, sm_share_pct=25.0), replica("gone", sm_share_pct=25.0)]
@@ -83,9 +81,7 @@ def test_a_map_that_cannot_be_served_changes_nothing(tmp_path: Path, capfd: pyte
         assert server.infer("bad", [1.0])[0] == 404
 
 
-def test_an_unfit_model_keeps_what_serves_it_and_the_others_move(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unfit_model_stays_as_it_is_and_others_move(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def changes() -> dict[str, str]:
         return {row["replica"]: row["change"] for row in json.loads(capfd.readouterr().out)}
 

@@ -54,9 +54,7 @@ def test_workers_are_planned_on_the_instances_that_were_made() -> None:
     assert planned.orders[0].gpu.uuid == "MIG-new"
 
 
-def test_a_machine_that_follows_another_gives_back_what_that_one_took(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_successor_gives_back_what_a_machine_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smi = Smi(tmp_path, ("Disabled", []), ("Enabled", [["7g.80gb", 0]]))
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
 
@@ -75,9 +73,7 @@ def test_a_machine_that_follows_another_gives_back_what_that_one_took(
     assert smi.gpu(0) == {"mode": "Disabled", "instances": []}
 
 
-def test_without_permission_the_server_says_so_and_does_not_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_permission_the_server_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smi = Smi(tmp_path, ("Enabled", []), ("Enabled", []))
     smi.write(root=False)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")

@@ -180,9 +180,7 @@ def test_a_client_may_close_its_side_after_asking(null_server: RunningServer) ->
         (post(b"{", "Inference-Header-Content-Length: 0"), 400),
     ],
 )
-def test_what_is_not_a_request_gets_an_error_and_no_more(
-    null_server: RunningServer, request_: bytes, status: int
-) -> None:
+def test_what_is_no_request_gets_an_error_alone(null_server: RunningServer, request_: bytes, status: int) -> None:
     with null_server.connect() as connection:
         connection.sendall(request_)
         answer = connection.recv(20)
@@ -266,9 +264,7 @@ def test_router_and_idle_workers_are_small(null_server: RunningServer) -> None:
         ("/metrics", "GET, HEAD"),
     ],
 )
-def test_a_method_that_an_address_lacks_is_told_which_it_has(
-    null_server: RunningServer, path: str, allowed: str
-) -> None:
+def test_a_wrong_method_is_told_which_are_allowed(null_server: RunningServer, path: str, allowed: str) -> None:
     connection = null_server.client()
     connection.request("DELETE", path)
     answer = connection.getresponse()

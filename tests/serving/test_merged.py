@@ -140,9 +140,7 @@ def test_a_request_that_does_not_fit_its_model_is_refused_in_its_models_words(se
 
 
 @pytest.mark.slow
-def test_apply_moves_between_merged_and_unmerged_maps_and_loses_no_request(
-    files: Path, tmp_path: Path, cli: CommandLine
-) -> None:
+def test_apply_merges_and_separates_models_and_loses_nothing(files: Path, tmp_path: Path, cli: CommandLine) -> None:
     originals = Originals(files)
     failed: list[BaseException] = []
     stop = threading.Event()
@@ -175,9 +173,7 @@ def test_apply_moves_between_merged_and_unmerged_maps_and_loses_no_request(
     assert failed == []
 
 
-def test_a_map_whose_merged_file_is_no_merged_one_is_refused_in_one_line(
-    files: Path, tmp_path: Path, cli: CommandLine
-) -> None:
+def test_a_map_whose_merged_file_is_none_is_refused_in_one_line(files: Path, tmp_path: Path, cli: CommandLine) -> None:
     document = merged_map(files)
     document["models"]["both"]["path"] = str(save(residual(), tmp_path, "other"))
     path = tmp_path / "map.json"

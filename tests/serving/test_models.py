@@ -116,9 +116,7 @@ def types_in_json(datatype: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("datatype", "status", "said"), [("FP16", 200, "1.0"), ("BF16", 400, "BF16")])
-def test_half_floats_may_be_json_and_bfloat16_may_not(
-    server: RunningServer, datatype: str, status: int, said: str
-) -> None:
+def test_half_floats_may_be_json_not_bfloat16(server: RunningServer, datatype: str, status: int, said: str) -> None:
     text = json.dumps(types_in_json(datatype)).encode()
     length = {"Inference_Header_Content_Length": str(len(text))}
     code, answer = server.get("/v2/models/types/infer", "POST", text + b"\x80\x3f", **length)

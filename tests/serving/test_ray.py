@@ -47,9 +47,7 @@ def cluster() -> Iterator[RayCluster]:
 
 @needs_ray
 @pytest.mark.slow
-def test_a_map_of_two_nodes_is_served_and_a_node_that_dies_loses_no_accepted_request(
-    tmp_path: Path, cluster: RayCluster
-) -> None:
+def test_a_node_that_dies_loses_no_accepted_request_of_two_nodes(tmp_path: Path, cluster: RayCluster) -> None:
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1")
     chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"

@@ -81,9 +81,7 @@ def two_replicas() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_killed_workers_lose_no_accepted_request_while_another_replica_lives(
-    tmp_path: Path, two_replicas: dict[str, Any]
-) -> None:
+def test_killed_workers_lose_no_accepted_request_beside_another(tmp_path: Path, two_replicas: dict[str, Any]) -> None:
     with running(tmp_path, two_replicas) as server:
         with Askers(server, "m", 6) as askers:
             for kills in range(4):
@@ -111,9 +109,7 @@ def test_without_another_replica_the_accepted_wait_for_the_restart(tmp_path: Pat
         assert server.infer("m", [1.0])[0] == 200
 
 
-def test_a_worker_that_hangs_is_found_and_replaced_and_its_request_answered(
-    tmp_path: Path, two_replicas: dict[str, Any]
-) -> None:
+def test_a_worker_that_hangs_is_replaced_and_its_request_answered(tmp_path: Path, two_replicas: dict[str, Any]) -> None:
     with running(tmp_path, two_replicas, "--hang-s", "0.6") as server:
         for worker in (first := server.workers()):
             worker.suspend()
@@ -122,9 +118,7 @@ def test_a_worker_that_hangs_is_found_and_replaced_and_its_request_answered(
         assert eventually(lambda: len(server.workers()) == 2)
 
 
-def test_told_to_stop_the_server_answers_what_it_accepted_and_leaves_no_process(
-    tmp_path: Path, two_replicas: dict[str, Any]
-) -> None:
+def test_a_server_that_stops_answers_what_it_accepted(tmp_path: Path, two_replicas: dict[str, Any]) -> None:
     with running(tmp_path, two_replicas) as server:
         workers = server.workers()
         with Askers(server, "m", 6) as askers:

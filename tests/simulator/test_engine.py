@@ -460,9 +460,7 @@ def test_groups_and_devices_take_their_turns_apart() -> None:
     own=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     sent=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 200)), min_size=1, max_size=60),
 )
-def test_as_a_queue_of_one_server_where_each_model_has_one_batch_at_a_time(
-    own: list[int], sent: list[tuple[int, int]]
-) -> None:
+def test_as_a_queue_of_one_server_with_a_batch_of_each_model(own: list[int], sent: list[tuple[int, int]]) -> None:
     names = [f"m{number}" for number in range(len(own))]
     # Apart by nanoseconds, so that no two events are at one instant.
     due = sorted(

@@ -56,9 +56,7 @@ def _run_campaign(directory: Path, collector: GpuCollector, cells: list[Cell]) -
 
 
 @pytest.mark.slow
-def test_batch_sizes_are_timed_one_after_another_in_one_process_and_then_recorded_in_another(
-    tools: Path, calls: list[tuple[int, str]]
-) -> None:
+def test_batch_sizes_are_timed_in_a_process_and_recorded_in_another(tools: Path, calls: list[tuple[int, str]]) -> None:
     pytest.importorskip("torch")
     path = write_mlp(tools / "m.onnx")
     rows = _run_campaign(tools, CuptiCollector(), [Cell(a_job(path, batch)) for batch in (1, 2, 4)])

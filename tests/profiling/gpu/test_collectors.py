@@ -199,9 +199,7 @@ def test_a_profiler_that_hangs_is_ended_and_the_timing_kept_apart(tools: Path, m
         NcuCollector().collect(replace(request, limits=replace(request.limits, tool_s=1.0)))
 
 
-def test_power_is_sampled_while_batches_run_and_not_in_the_pauses_after_them(
-    tools: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_power_is_sampled_while_batches_run_and_not_in_pauses(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     for name in ("begin", "stop"):
         act = getattr(NvmlSampler, name)
@@ -227,9 +225,7 @@ def test_power_is_sampled_while_batches_run_and_not_in_the_pauses_after_them(
 
 
 @pytest.mark.slow
-def test_nsys_records_once_by_itself_and_once_with_the_profile_of_nodes(
-    tools: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nsys_records_once_alone_and_once_with_profiled_nodes(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded: list[bool] = []
     record = record_program
 
@@ -313,9 +309,7 @@ def test_without_a_driver_nothing_is_sampled_and_the_reason_is_said() -> None:
 @pytest.mark.parametrize(
     ("visible", "index"), [(None, 0), ("", 0), ("2,0", 2), ("GPU-5", 5), ("GPU-unknown", 0), ("MIG-7", 0)]
 )
-def test_the_gpu_that_is_sampled_is_the_one_that_programs_get(
-    visible: str | None, index: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_gpu_that_programs_get_is_sampled(visible: str | None, index: int, monkeypatch: pytest.MonkeyPatch) -> None:
     class Several(FakeNvml):
         def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
             if not uuid[-1].isdecimal():

@@ -55,7 +55,7 @@ REPORTS, CASES = (Path(__file__).parents[1] / name for name in ("reports", "case
 HTA = REPORTS / "hta_backward_thread.json"
 
 
-def test_a_real_kernel_with_96_kib_of_shared_memory_occupies_what_its_grid_fills_and_not_nothing(
+def test_a_real_kernel_with_96_kib_of_shared_memory_occupies_what_its_grid_fills(
     tmp_path: Path,
 ) -> None:
     (event,) = (event for event in json.loads(HTA.read_text())["traceEvents"] if event["cat"] == "kernel")
@@ -276,9 +276,7 @@ def _ingest_reports(tmp_path: Path, *reports: Path, model: str | None = "net") -
     return database
 
 
-def test_a_timeline_and_counters_give_joined_rows_and_the_metrics_of_creq(
-    tmp_path: Path, nsys: Path, ncu: Path
-) -> None:
+def test_a_timeline_and_counters_give_joined_rows_and_creq(tmp_path: Path, nsys: Path, ncu: Path) -> None:
     database = _ingest_reports(tmp_path, nsys, ncu)
     kernels = database.read_table("kernels").to_pylist()
     assert [row["joined"] for row in kernels] == ["both"] * 6 + ["counters"]
@@ -663,7 +661,7 @@ def _copies(*rows: tuple[int, int, str, str | None]) -> Recording:
     return Recording(kernels, (), {"nsys": "1", "ncu": "2"}, timeline=Timeline(kernels, "nsys", "1", copies=copies))
 
 
-def test_the_rate_of_the_link_is_that_of_the_commonest_large_copies_and_unknown_directions_are_null(
+def test_the_rate_of_the_link_is_that_of_the_commonest_large_copies(
     tmp_path: Path,
 ) -> None:
     request, mib = a_request(write_mlp(tmp_path / "m.onnx")), 2**20

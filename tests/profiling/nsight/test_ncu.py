@@ -223,9 +223,7 @@ def test_its_own_file_is_read_through_its_package(tmp_path: Path, monkeypatch: p
 
 
 @waits_for_processes
-def test_its_own_file_is_read_through_ncu_where_the_package_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_own_file_is_read_by_ncu_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = tmp_path / "r.ncu-rep"
     report.write_bytes(b"NVR")
     monkeypatch.setitem(sys.modules, "ncu_report", None)

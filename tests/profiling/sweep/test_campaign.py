@@ -163,9 +163,7 @@ def test_company_is_kept_with_what_each_takes_alone(tmp_path: Path, collector: F
     assert not _run(tmp_path, collector, [Cell(job, (neighbour,))])[0].measured_now
 
 
-def test_a_model_that_the_runtime_refuses_changes_nothing(
-    tmp_path: Path, collector: FakeCollector, model: Path
-) -> None:
+def test_a_model_that_is_refused_changes_nothing(tmp_path: Path, collector: FakeCollector, model: Path) -> None:
     odd = replace(a_job(model), path=write_strange(tmp_path / "odd.onnx"))
     with pytest.raises(InputError, match="Nonsense"):
         _run(tmp_path, collector, [Cell(a_job(model)), Cell(odd)])
@@ -173,9 +171,7 @@ def test_a_model_that_the_runtime_refuses_changes_nothing(
     assert collector.asked == []
 
 
-def test_what_ran_beside_has_the_precision_of_its_own_model(
-    tmp_path: Path, collector: FakeCollector, model: Path
-) -> None:
+def test_neighbours_have_the_precision_of_their_model(tmp_path: Path, collector: FakeCollector, model: Path) -> None:
     job = a_job(model, 1, 50.0)
     request = Request("r", datetime.now(UTC), CPU, job, (job,))
     collected = collector.collect(request)
@@ -200,9 +196,7 @@ def test_a_cell_gets_as_many_runs_as_wanted_each_after_all_others_and_minutes_ap
     assert next(iter(Campaign(database, CPU, collector).run(cells[:1]))).measured_now is False
 
 
-def test_small_batches_have_two_runs_on_a_gpu_and_the_last_is_recorded(
-    tmp_path: Path, collector: FakeCollector, model: Path
-) -> None:
+def test_small_batches_have_two_runs_on_a_gpu(tmp_path: Path, collector: FakeCollector, model: Path) -> None:
     cells = [Cell(a_job(model, batch)) for batch in (1, 8, 16)]
     campaign = Campaign(KernelDb.create(tmp_path / "db"), device("v100"), collector, limits=QUICK)
     assert [result.cell.job.graph.batch for result in campaign.run(cells)] == [1, 8, 1, 8, 16]

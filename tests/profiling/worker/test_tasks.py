@@ -68,9 +68,7 @@ def test_pauses_end_once_their_mean_is_precise_enough(clock: list[float], monkey
     assert given[0]["x"] is not given[1]["x"]  # no cache holds what is given next
 
 
-def test_pauses_that_scatter_end_with_the_time_and_are_short_for_long_batches(
-    clock: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scattering_pauses_end_with_the_time_and_are_short(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     durations = _resident([], [1, 9] * 20, monkeypatch).time_pauses({"x": np.zeros(1)}, 5e9, LIMITS)
     assert len(durations) == 8 and clock == [0.25] * 8
 

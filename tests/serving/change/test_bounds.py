@@ -88,9 +88,7 @@ def test_a_window_is_what_was_counted_meanwhile() -> None:
         (0, 0, 0, False),
     ],
 )
-def test_the_slo_is_broken_when_more_are_late_than_chance_explains(
-    late: int, answered: int, refused: int, broken: bool
-) -> None:
+def test_the_slo_is_broken_when_chance_does_not_explain(late: int, answered: int, refused: int, broken: bool) -> None:
     assert make_window(late, answered, refused).breaks_slo(99.0) is broken
 
 

@@ -85,9 +85,7 @@ def test_a_standby_takes_over_from_a_replica_that_is_too_slow_for_its_load(tmp_p
 
 
 @pytest.mark.slow
-def test_an_applied_map_brings_back_its_own_shares_and_another_standby(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_applied_map_brings_back_its_shares_and_standby(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slo_ms = 320.0
     document = map_of({"m": "null:4"}, [replica("m", latency_ms=40.0, sm_share_pct=40.0)], slo_ms)
     with running(tmp_path, document, "--simulate", "--shadow", "--log", "json") as server:

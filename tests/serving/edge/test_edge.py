@@ -80,9 +80,7 @@ def edge_of(server: RunningServer) -> psutil.Process | None:
 
 
 @serves_in_real_time
-def test_folders_of_killed_servers_are_removed_and_those_of_living_ones_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_of_killed_servers_alone_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     abandoned, living, starting = (tmp_path / f"gpuprof-edge-{name}" for name in ("abandoned", "living", "starting"))
     for folder in (abandoned, living, starting):

@@ -251,7 +251,7 @@ def read_cached_call(api: HttpApi, body: RequestBody) -> InferRequest:
 
 
 @given(BODIES)
-def test_each_request_is_what_it_would_be_by_itself(
+def test_each_request_is_read_as_by_itself(
     drawn: list[tuple[int, list[str], int | None, Any, int, bytes]],
 ) -> None:
     api, model = serve(NUMBERS)
@@ -368,9 +368,7 @@ HEADER = f"Inference-Header-Content-Length: {len(TEXT)}"
 
 @pytest.mark.parametrize("is_chunked", [False, True])
 @pytest.mark.parametrize(("coding", "compress"), COMPRESS)
-def test_a_compressed_body_is_read_as_what_it_was_compressed_from(
-    coding: str, compress: Compress, is_chunked: bool
-) -> None:
+def test_a_compressed_body_is_read_as_it_was_before(coding: str, compress: Compress, is_chunked: bool) -> None:
     async def scene() -> None:
         site = Site()
         for times in range(1, 4):
@@ -403,9 +401,7 @@ BOMB = bytes(MAX_BODY_BYTES + 1)
     # What is compressed holds the time at which it was.
     ids=["bomb", "two pieces", "cut off", "no deflate", "no gzip", "too short", "br", "twice"],
 )
-def test_what_cannot_be_inflated_is_refused_and_leaves_nothing(
-    coding: str, body: bytes, status: int, text: bytes
-) -> None:
+def test_bodies_that_cannot_be_inflated_leave_nothing(coding: str, body: bytes, status: int, text: bytes) -> None:
     async def scene() -> None:
         site = Site()
         answer = await site.ask(body, f"Content-Encoding: {coding}", HEADER)

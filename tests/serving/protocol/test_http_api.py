@@ -188,7 +188,7 @@ def test_a_body_without_memory_is_discarded_and_the_next_request_answered() -> N
     asyncio.run(main())
 
 
-def test_a_request_that_would_be_late_is_refused_before_its_tensors_are_received(
+def test_a_late_request_is_refused_before_its_tensors_are_received(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def main() -> None:
@@ -288,9 +288,7 @@ def ask_in_pieces(api: HttpApi, stream: bytes, size: int) -> bytes:
 
 
 @pytest.mark.parametrize("size", [1, 7, 61, 1000])
-def test_requests_whose_head_came_before_get_their_own_bodies_however_they_are_split(
-    api: HttpApi, echo: list[HttpHead], size: int
-) -> None:
+def test_requests_of_one_head_get_their_own_bodies_however_cut(api: HttpApi, echo: list[HttpHead], size: int) -> None:
     bodies = [b"%04d" % number for number in range(20)]
     written = ask_in_pieces(api, b"".join(HEAD_OF_FOUR + body for body in bodies), size)
     answers = [part.partition(b"\r\n\r\n")[2] for part in written.split(b"HTTP/1.1 200 OK")[1:]]
@@ -327,9 +325,7 @@ def test_no_head_without_the_token_is_remembered(echo: list[HttpHead], api: Http
     assert len(api.cached_heads) == 1
 
 
-def test_a_client_of_http_1_0_is_not_told_to_go_on_which_it_would_take_for_the_answer(
-    api: HttpApi, echo: list[HttpHead]
-) -> None:
+def test_a_client_of_http_1_0_is_not_told_to_go_on_before_the_answer(api: HttpApi, echo: list[HttpHead]) -> None:
     rest = b"Host: x\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n0000"
     assert ask_in_pieces(api, b"POST /infer HTTP/1.0\r\n" + rest, 1000).startswith(b"HTTP/1.1 200")
     assert ask_in_pieces(api, b"POST /infer HTTP/1.1\r\n" + rest, 1000).startswith(b"HTTP/1.1 100")

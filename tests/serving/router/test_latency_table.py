@@ -76,9 +76,7 @@ def test_what_was_not_predicted_is_what_was_seen_first_and_follows() -> None:
 
 
 @pytest.mark.parametrize(("percentile", "spread"), [(99.0, 0.08), (95.0, 0.1), (99.0, 0.05), (99.0, 0.01)])
-def test_of_what_is_let_in_at_the_limit_as_many_are_late_as_the_percentile_allows(
-    percentile: float, spread: float
-) -> None:
+def test_at_the_limit_as_many_are_late_as_the_percentile_allows(percentile: float, spread: float) -> None:
     draw = random.Random(1)
     reserve = Reserve(percentile)
     late = 0

@@ -151,9 +151,7 @@ async def test_a_request_is_judged_by_what_goes_before_it(model: ServedModel) ->
 @pytest.mark.parametrize(
     ("late_ms", "asked_ms", "let_in"), [(0.0, SLO_MS, 9), (60.0, SLO_MS, 6), (60.0, SLO_MS - 1.0, 8)]
 )
-def test_where_answers_to_those_who_allow_the_slo_come_later_than_expected_fewer_are_let_in(
-    late_ms: float, asked_ms: float, let_in: int
-) -> None:
+def test_where_answers_come_later_than_expected_fewer_are_let_in(late_ms: float, asked_ms: float, let_in: int) -> None:
     async def scene(model: ServedModel) -> None:
         fill(model, 1)
         for _ in range(60):

@@ -115,9 +115,7 @@ def test_listening_where_others_can_reach_it_needs_both() -> None:
         check_exposure(host, Security(), insecure=True)
 
 
-def test_a_token_comes_from_a_file_or_the_environment_and_is_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUPROF_TOKEN", raising=False)
     assert read_token(None) == ""
     monkeypatch.setenv("GPUPROF_TOKEN", TOKEN)
@@ -133,9 +131,7 @@ def test_a_token_comes_from_a_file_or_the_environment_and_is_long(
 
 
 @pytest.mark.parametrize(("mode", "verb"), [(0o644, "read"), (0o622, "write"), (0o666, "read")])
-def test_a_secret_that_everybody_can_read_or_replace_is_none(
-    papers: Papers, tmp_path: Path, mode: int, verb: str
-) -> None:
+def test_a_secret_that_others_can_read_or_replace_is_none(papers: Papers, tmp_path: Path, mode: int, verb: str) -> None:
     file, key = tmp_path / "token", tmp_path / "key.pem"
     file.write_text(TOKEN)
     key.write_text(papers.key.read_text())

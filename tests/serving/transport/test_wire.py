@@ -25,9 +25,7 @@ def receive_frames(buffer: FrameBuffer, data: bytes) -> list[tuple[int, object, 
 
 
 @given(MESSAGES, st.integers(1, 50))
-def test_frames_survive_any_way_of_cutting_the_stream(
-    messages: list[tuple[FrameKind, list[int], bytes]], step: int
-) -> None:
+def test_frames_survive_any_cuts_of_the_stream(messages: list[tuple[FrameKind, list[int], bytes]], step: int) -> None:
     stream = b"".join(b"".join(map(bytes, encode_frame(kind, head, [data]))) for kind, head, data in messages)
     buffer = FrameBuffer()
     frames = []

@@ -36,9 +36,7 @@ class SilentWorker(ProcessWorker):
     ("ticks", "killed"),
     [((4.0, 4.5, 5.0, 5.5), True), ((4.0, 7.0, 11.5, 11.9), False), ((4.0, 9.0, *np.arange(9.5, 14.6, 0.5)), True)],
 )
-def test_a_worker_is_not_killed_for_what_the_router_did_not_hear(
-    ticks: Sequence[float], killed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stalled_router_kills_nobody(ticks: Sequence[float], killed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a stall of the router's process, workers get the whole limit again."""
     worker, clock = SilentWorker(), iter((3.5, *ticks))
 
@@ -116,9 +114,7 @@ def play(scene: Callable[[StubWorker], Awaitable[None]], *arguments: Any) -> Non
 
 
 @pytest.mark.parametrize(("run_ms", "batches"), [(0.001, 32), (0.5, 10), (2.0, 3), (20.0, 2)])
-def test_a_worker_has_at_hand_what_it_runs_in_five_milliseconds_and_one_batch_at_least(
-    run_ms: float, batches: int
-) -> None:
+def test_a_worker_has_at_hand_what_it_runs_in_five_ms_and_one_batch_at_least(run_ms: float, batches: int) -> None:
     async def scene(worker: StubWorker) -> None:
         def fill() -> int:
             while worker.is_idle or worker.can_prefetch(5.0):
@@ -135,9 +131,7 @@ def test_a_worker_has_at_hand_what_it_runs_in_five_milliseconds_and_one_batch_at
 
 
 @pytest.mark.parametrize(("provider", "deaths", "may"), [(ORT_CUDA, 0, True), (ORT_CUDA, 1, False), (ORT_CPU, 1, True)])
-def test_a_worker_that_copies_ahead_is_given_nothing_beside_what_another_died_of(
-    provider: str, deaths: int, may: bool
-) -> None:
+def test_a_worker_that_copies_ahead_is_given_nothing_beside_a_suspect(provider: str, deaths: int, may: bool) -> None:
     async def scene(worker: StubWorker) -> None:
         await worker.start()
         worker.send([cast(Any, SimpleNamespace(deaths=deaths))], 1, 1.0, 0.0)

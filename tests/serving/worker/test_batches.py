@@ -88,9 +88,7 @@ def test_errors_of_the_model_are_the_requests_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4])
-def test_partial_batches_of_convolutions_are_filled_up_and_what_fills_them_is_dropped(
-    tmp_path: Path, rows: int
-) -> None:
+def test_partial_batches_of_convolutions_are_filled_up_and_the_fill_is_dropped(tmp_path: Path, rows: int) -> None:
     runtime = bound(convolution(tmp_path / "m.onnx"))
     batch = np.random.default_rng(rows).standard_normal((rows, 2, 5, 5)).astype(np.float32)
     staged = runtime.stage([batch])

@@ -49,9 +49,7 @@ def work() -> int:
     return worker.run_worker(["7"], RendezvousKey("unix:nowhere", ""), None)
 
 
-def test_one_whose_router_goes_while_it_loads_ends_without_a_word(
-    router: socket.socket, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_worker_whose_router_goes_ends_silently(router: socket.socket, capsys: pytest.CaptureFixture[str]) -> None:
     BlockingStream(router).send(FrameKind.RUN, ORDER)
     router.close()
     assert work() == 0
