@@ -192,9 +192,9 @@ async def test_requests_whose_clients_have_gone_wait_for_no_worker(model: Served
 
 @played()
 async def test_requests_whose_clients_have_gone_do_not_keep_a_replica_that_takes_no_more(model: ServedModel) -> None:
-    inferences = fill(model, 5)
+    inferences, worker = fill(model, 5), worker_of(model)
     model.retire_replica(model.replicas[0])
     for request in inferences:
         request.cancelled = True
     model.forget_cancelled()
-    assert model.in_flight == sum(len(batch.inferences) for batch in worker_of(model).sent)
+    assert model.in_flight == sum(len(batch.inferences) for batch in worker.sent)
