@@ -53,26 +53,9 @@ ALLOWED = {
 #: The subpackages of the larger parts: each imports only those before it.
 SUBPACKAGES = {
     "profiling": ("timeline", "worker", "cpu", "nsight", "gpu", "sweep"),
-    "estimators": (
-        "cross_gpu",
-        "measured",
-        "learned",
-        "igniter",
-        "interference",
-        "queueing",
-    ),
+    "estimators": ("cross_gpu", "measured", "learned", "igniter", "interference", "queueing"),
     "placement": ("published", "optimal"),
-    "serving": (
-        "transport",
-        "watch",
-        "worker",
-        "machine",
-        "router",
-        "protocol",
-        "edge",
-        "plan",
-        "change",
-    ),
+    "serving": ("transport", "watch", "worker", "machine", "router", "protocol", "edge", "plan", "change"),
 }
 FACADES = {"__init__", "__main__"}
 HEAVY = ("torch", "onnxruntime", "sklearn", "pyarrow", "onnx", "duckdb", "pandas", "scipy")

@@ -49,8 +49,7 @@ def test_the_played_counters_join_the_timeline_kernel_by_kernel(trace: Path, tmp
     kernels.write_counters(tmp_path / "ncu.csv")
     kernels.add_kernels(str(trace))
     joined, unmatched = join_kernels(
-        read_json_trace(trace).select_runs().kernels,
-        parse_ncu_csv(read_text(tmp_path / "ncu.csv"), "ncu.csv").kernels,
+        read_json_trace(trace).select_runs().kernels, parse_ncu_csv(read_text(tmp_path / "ncu.csv"), "ncu.csv").kernels
     )
     assert not unmatched and joined["joined"].tolist() == ["both"] * 2 * len(kernels.KERNELS)
     assert set(joined["achieved_occupancy_pct"]) == {37.5}

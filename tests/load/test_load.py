@@ -159,9 +159,7 @@ def test_a_percentile_has_its_interval_or_is_not_given() -> None:
     assert alone is not None and alone.value == 3.0
 
 
-def test_a_closed_loop_keeps_so_many_on_their_way_and_counts_from_sending(
-    null_server: RunningServer,
-) -> None:
+def test_a_closed_loop_keeps_so_many_on_their_way_and_counts_from_sending(null_server: RunningServer) -> None:
     streams = [RequestStream("small", 0.0, 60_000.0, concurrency=3)]
     settings = LoadSettings(duration_s=0.8, warmup_s=0.2, clients=2)
     schedules = make_schedules(Target("h", 1), streams, ((b"a",),), settings)
@@ -173,9 +171,7 @@ def test_a_closed_loop_keeps_so_many_on_their_way_and_counts_from_sending(
     assert result.rate_rps * result.mean_ms / 1000.0 < 9.0
 
 
-def test_an_answer_in_a_closed_loop_sends_the_next_request_and_never_more(
-    null_server: RunningServer,
-) -> None:
+def test_an_answer_in_a_closed_loop_sends_the_next_request_and_never_more(null_server: RunningServer) -> None:
     target = Target.parse(null_server.url)
     requests = requests_for(target, "small", None, 0)
     schedule = Schedule(target.host, target.port, (tuple(requests),), (), (), in_flight=(3,), until_s=0.5)

@@ -203,9 +203,7 @@ def test_a_plugin_estimator_is_asked_again_or_said_to_be_gone(here: Path, monkey
         gpuprof.check(changed_map, estimator="gone_estimator:Own")
 
 
-def test_a_named_estimator_is_asked_or_refused_where_neither_files_nor_a_database_are_there(
-    here: Path,
-) -> None:
+def test_a_named_estimator_is_asked_or_refused_where_neither_files_nor_a_database_are_there(here: Path) -> None:
     planned = _place(here, "database")
     (here / "mlp.onnx").unlink()
     for name, message in (

@@ -27,9 +27,7 @@ def test_the_first_gpu_is_measured_where_one_can_be() -> None:
     assert resolve_local_device("cpu", "auto") is CPU
 
 
-def test_a_gpu_that_no_collector_measures_is_left_alone_and_the_reason_noted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gpu_that_no_collector_measures_is_left_alone_and_the_reason_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuprof.profiling.gpu.collectors.GpuCollector.available", lambda self: "no runtime for it")
     notes: list[str] = []
     assert resolve_local_device(None, "auto", notes.append) is CPU

@@ -31,8 +31,7 @@ def test_every_table_of_an_old_database_is_read(database: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
-    [("mlp --batch 1,4", "estimates.json"), ("mlp --beside random_mlp@1:50", "beside.json")],
+    ("words", "expected"), [("mlp --batch 1,4", "estimates.json"), ("mlp --beside random_mlp@1:50", "beside.json")]
 )
 def test_an_old_database_gives_the_estimates_that_it_gave(words: str, expected: str, cli: CommandLine) -> None:
     rows = cli.json("estimate", words, "--share 50 --device", DEVICE)

@@ -75,10 +75,7 @@ def test_models_without_plans_by_shape_run_at_their_own_size(opened: list[Any], 
 
 @pytest.mark.parametrize(
     ("refused", "execution"),
-    [
-        ("enable_cuda_graph", "fused+channels-last+pinned+sessions"),
-        ("prefer_nhwc", "fused+pinned+graphs"),
-    ],
+    [("enable_cuda_graph", "fused+channels-last+pinned+sessions"), ("prefer_nhwc", "fused+pinned+graphs")],
 )
 def test_a_refused_option_is_left_out_and_the_reason_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: str, execution: str

@@ -157,10 +157,7 @@ def test_versions_are_served_side_by_side_and_the_newest_by_default(tmp_path: Pa
 
 def test_two_models_cannot_be_one_version(tmp_path: Path) -> None:
     document = map_of({"m": "null:4", "m@1": "null:4"}, [replica("m"), replica("m@1")])
-    with (
-        pytest.raises(AssertionError, match="'m@1' and 'm' are both version 1 of 'm'"),
-        running(tmp_path, document),
-    ):
+    with pytest.raises(AssertionError, match="'m@1' and 'm' are both version 1 of 'm'"), running(tmp_path, document):
         pass
 
 

@@ -215,17 +215,12 @@ _replicas = st.builds(
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    replicas=st.lists(_replicas, min_size=1, max_size=9),
-    gaps=st.lists(st.integers(0, 8), min_size=1, max_size=40),
-)
+@given(replicas=st.lists(_replicas, min_size=1, max_size=9), gaps=st.lists(st.integers(0, 8), min_size=1, max_size=40))
 def test_the_engine_does_what_the_rules_of_the_runtime_say(replicas: list[Replica], gaps: list[int]) -> None:
     times = (np.cumsum(gaps) * 250_000).tolist()
     expected = play(replicas, times, FastestFirst())
     result = simulate(
-        make_map([[r] for r in replicas]),
-        {"m": RecordedArrivals(np.array(times), 1.0)},
-        SimulationOptions(1.0),
+        make_map([[r] for r in replicas]), {"m": RecordedArrivals(np.array(times), 1.0)}, SimulationOptions(1.0)
     ).models[0]
     latencies = [(end - arrival) / 1e6 for end, arrival in zip(expected, times, strict=True)]
     assert result.answered == len(times)
@@ -274,11 +269,7 @@ def mixed_map() -> DeploymentMap:
 def mix(seed: int = 5) -> str:
     """A run that uses everything, as a hash of its outcome."""
     options = SimulationOptions(
-        2.0,
-        warmup_s=0.25,
-        seed=seed,
-        legs_ms={"a": (0.2, 0.1)},
-        failures=(Failure("node0", 1, 0.8, 0.5),),
+        2.0, warmup_s=0.25, seed=seed, legs_ms={"a": (0.2, 0.1)}, failures=(Failure("node0", 1, 0.8, 0.5),)
     )
     arrivals: dict[str, ArrivalProcess] = {"a": MmppArrivals(600.0, 4.0, 0.1, 0.3), "b": GammaArrivals(400.0, 2.0)}
     result = simulate(mixed_map(), arrivals, options)

@@ -29,13 +29,7 @@ from gpuprof.profiling.gpu.recording import (
     run_for_recording,
     run_nodes_for_recording,
 )
-from gpuprof.profiling.gpu.replay import (
-    device_of_recording,
-    read_report_set,
-    recordings_of,
-    replayed_job,
-    split_runs,
-)
+from gpuprof.profiling.gpu.replay import device_of_recording, read_report_set, recordings_of, replayed_job, split_runs
 from gpuprof.profiling.nsight.ncu import parse_ncu_csv
 from gpuprof.profiling.timeline.json_trace import read_json_trace
 from gpuprof.profiling.timeline.timeline import Timeline
@@ -55,9 +49,7 @@ REPORTS, CASES = (Path(__file__).parents[1] / name for name in ("reports", "case
 HTA = REPORTS / "hta_backward_thread.json"
 
 
-def test_a_real_kernel_with_96_kib_of_shared_memory_occupies_what_its_grid_fills(
-    tmp_path: Path,
-) -> None:
+def test_a_real_kernel_with_96_kib_of_shared_memory_occupies_what_its_grid_fills(tmp_path: Path) -> None:
     (event,) = (event for event in json.loads(HTA.read_text())["traceEvents"] if event["cat"] == "kernel")
     assert event["args"]["est. achieved occupancy %"] == 0  # what torch.profiler says of it
     database = KernelDb.create(tmp_path / "db")
@@ -661,9 +653,7 @@ def _copies(*rows: tuple[int, int, str, str | None]) -> Recording:
     return Recording(kernels, (), {"nsys": "1", "ncu": "2"}, timeline=Timeline(kernels, "nsys", "1", copies=copies))
 
 
-def test_the_rate_of_the_link_is_that_of_the_commonest_large_copies(
-    tmp_path: Path,
-) -> None:
+def test_the_rate_of_the_link_is_that_of_the_commonest_large_copies(tmp_path: Path) -> None:
     request, mib = a_request(write_mlp(tmp_path / "m.onnx")), 2**20
     copies = [
         *[(10 * mib, 1_000_000, "h2d", "pageable"), (30 * mib, 1_000_000, "h2d", "pageable")],

@@ -67,9 +67,7 @@ def test_workers_that_a_dead_machine_left_end_with_the_router(tmp_path: Path) ->
         assert eventually(lambda: has_ended(worker))
 
 
-def test_when_machine_and_worker_are_killed_the_accepted_are_answered_by_successors(
-    tmp_path: Path,
-) -> None:
+def test_when_machine_and_worker_are_killed_the_accepted_are_answered_by_successors(tmp_path: Path) -> None:
     with running(tmp_path, map_of({"m": "null:4"}, [replica("m"), replica("m")])) as server:
         with Askers(server, "m", 4) as askers:
             time.sleep(0.2)

@@ -251,9 +251,7 @@ def read_cached_call(api: HttpApi, body: RequestBody) -> InferRequest:
 
 
 @given(BODIES)
-def test_each_request_is_read_as_by_itself(
-    drawn: list[tuple[int, list[str], int | None, Any, int, bytes]],
-) -> None:
+def test_each_request_is_read_as_by_itself(drawn: list[tuple[int, list[str], int | None, Any, int, bytes]]) -> None:
     api, model = serve(NUMBERS)
     for rows, names, offset, parameters, missing, data in drawn * 2:
         http = http_body(rows, names, data, missing, parameters=parameters)

@@ -188,9 +188,7 @@ def test_a_body_without_memory_is_discarded_and_the_next_request_answered() -> N
     asyncio.run(main())
 
 
-def test_a_late_request_is_refused_before_its_tensors_are_received(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_late_request_is_refused_before_its_tensors_are_received(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         api = HttpApi(Router(Arena(1 << 22)), ServerSettings())
         model = serve_model(api)

@@ -108,7 +108,4 @@ def test_the_dashboard_asks_only_for_what_the_server_says(null_server: RunningSe
 
 
 #: Parts of others that are shown, or of use to those who look for the cause of something.
-NOT_SHOWN = {
-    "gpuprof_requests_retried",
-    "gpuprof_worker_refusals",
-}
+NOT_SHOWN = {"gpuprof_requests_retried", "gpuprof_worker_refusals"}

@@ -80,12 +80,7 @@ class Owner:
 
 
 def inference(
-    name: int,
-    rows: int = 1,
-    batch_key: object = None,
-    priority: int = 0,
-    deadline_ms: float = 1e6,
-    client: str = "",
+    name: int, rows: int = 1, batch_key: object = None, priority: int = 0, deadline_ms: float = 1e6, client: str = ""
 ) -> Inference:
     """A request that is known by what it wants."""
     return Inference(

@@ -10,9 +10,7 @@ SIZE = st.integers(1, 300_000)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["take", "give back"]), SIZE), max_size=60))
-def test_slots_that_are_out_together_never_overlap_and_keep_what_they_have(
-    steps: list[tuple[str, int]],
-) -> None:
+def test_slots_that_are_out_together_never_overlap_and_keep_what_they_have(steps: list[tuple[str, int]]) -> None:
     arena = Arena(1 << 21, poison=True)
     out: list[tuple[Slot, int]] = []
     for number, (step, size) in enumerate(steps):
