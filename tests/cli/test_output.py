@@ -168,9 +168,7 @@ def test_verdicts_are_written_as_markdown_and_junit(tmp_path: Path) -> None:
     assert "31 failed" in str(failure.get("message")) and "slo_ms=100.0" in str(failure.text)
 
 
-def test_a_text_of_all_rows_stands_above_a_table_that_is_too_wide(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_text_of_all_rows_stands_above(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "24")
     columns = make_columns("model rate latency_source:from")
     long = "predicted for an unmeasured board by launches"

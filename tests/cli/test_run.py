@@ -121,9 +121,7 @@ def test_the_step_that_fails_ends_the_run_with_its_code_and_is_named(cli: Comman
 
 
 @measures_in_real_time
-def test_unstable_times_are_planned_with_said_and_measured_again(
-    here: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unstable_times_are_planned_and_said(here: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = "steps:\n  - profile: {batch: 1, share: 1core, device: cpu, time-limit: 0.1}\n  - place: {gpus: cpu}\n"
     (here / "plan.yaml").write_text("models: {net: {file: net.onnx, rate_rps: 1, slo_ms: 5000}}\n" + steps)
     noisy = UnstableError("1 of 1 is unstable", "they are kept and marked")

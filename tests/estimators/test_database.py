@@ -71,9 +71,7 @@ def test_between_measured_shares_time_is_a_power_of_the_share(estimator: Databas
 
 
 @pytest.mark.parametrize(("batch", "share", "expected_ms"), [(16, 100.0, 50.0), (4, 25.0, 56.0)])
-def test_beyond_what_was_measured_the_lines_go_on_and_are_marked(
-    estimator: DatabaseEstimator, batch: int, share: float, expected_ms: float
-) -> None:
+def test_extrapolation_is_marked(estimator: DatabaseEstimator, batch: int, share: float, expected_ms: float) -> None:
     latency = estimator.estimate("net", CPU, batch, Share(share)).latency_ms
     assert latency.value == pytest.approx(expected_ms) and latency.source == EXTRAPOLATED
     assert latency.low is not None and latency.high is not None and latency.high / latency.low > 1.4
@@ -163,9 +161,7 @@ def test_rows_of_an_older_file_under_the_same_name_do_not_count(tmp_path: Path) 
     ],
     ids=["op of another domain", "loop of unknown turns"],
 )  # fmt: skip
-def test_ops_that_nothing_is_known_of_are_no_estimate_by_themselves(
-    tmp_path: Path, nodes: str, is_estimated: bool
-) -> None:
+def test_unknown_ops_are_no_estimate_by_themselves(tmp_path: Path, nodes: str, is_estimated: bool) -> None:
     text = f"""<ir_version: 8, opset_import: ["" : 17, "own" : 1]> g (float[N,4] x) => (float[N,4] y)
     <int64 most = {{9223372036854775807}}, bool yes = {{1}}, float end = {{9}}> {{ {nodes} }}"""
     onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
@@ -219,7 +215,7 @@ def test_a_measured_colocation_is_used_as_measured(tmp_path: Path) -> None:
     assert estimate.latency_ms.value == pytest.approx(12.0)
 
 
-def test_without_colocations_a_neighbour_widens_the_interval_and_changes_nothing_else(
+def test_without_colocations_a_neighbour_only_widens_the_interval(
     estimator: DatabaseEstimator,
 ) -> None:
     alone = estimator.estimate("net", CPU, 4, Share(50.0))

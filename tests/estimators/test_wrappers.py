@@ -194,9 +194,7 @@ def test_a_sound_one_answers_and_says_what_it_does_not_know(tmp_path: Path, data
 
 
 @pytest.mark.parametrize("database", [False, True])
-def test_what_it_raises_is_said_in_one_line_and_is_not_taken_for_a_model_that_it_does_not_know(
-    tmp_path: Path, database: bool
-) -> None:
+def test_what_it_raises_is_said_in_one_line_and_is_no_unknown_model(tmp_path: Path, database: bool) -> None:
     name = f"{__name__}:Divides"
     estimator = make_estimator(name, KernelDb(tmp_path) if database else None)
     with pytest.raises(PluginError) as raised:

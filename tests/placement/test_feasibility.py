@@ -91,9 +91,7 @@ def test_a_replica_that_is_placed_twice_is_its_own_neighbour() -> None:
 
 
 @pytest.mark.parametrize(("rate", "broken"), [(300.0, []), (400.0, ["time"])])
-def test_shares_of_an_oversubscribed_partition_are_ceilings_and_its_time_is_still_one(
-    rate: float, broken: list[str]
-) -> None:
+def test_oversubscribed_shares_are_ceilings_and_the_time_is_still_one(rate: float, broken: list[str]) -> None:
     shared = PlacedPartition((replica("a", 80.0, rate), replica("b", 80.0, rate)), oversubscribed=True)
     given = problem([demand("a", rate, 1000.0), demand("b", rate, 1000.0)], [(plain_device(), 2)])
     deployment = to_map(given, Placement("by hand", (PlacedGpu("plain", (shared,)),)))
@@ -112,9 +110,7 @@ def test_memory_beyond_the_devices_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("limit", "broken"), [(1, ["memory"]), (2**20 - 1, ["memory"]), (2**20, [])])
-def test_no_process_can_be_held_to_less_than_a_mebibyte_even_where_its_memory_is_not_known(
-    limit: int, broken: list[str]
-) -> None:
+def test_no_process_is_held_to_less_than_a_mebibyte_even_if_memory_is_unknown(limit: int, broken: list[str]) -> None:
     nobody = replace(evidence(GIVEN), estimator=None)
 
     def hold(content: dict[str, Any]) -> None:

@@ -198,9 +198,7 @@ def test_for_real_queues_too(batch: int, start: float, times: float, cv: float) 
     ("shape", "batch", "part"),
     [("gamma:4", 8, 0.7), ("gamma:9", 8, 0.7), ("batch:8", 4, 0.9)],
 )
-def test_no_rate_is_in_time_that_is_late_by_the_queue_that_maps_are_checked_by(
-    shape: str, batch: int, part: float
-) -> None:
+def test_no_rate_is_in_time_that_is_late_by_the_queue_of_the_check(shape: str, batch: int, part: float) -> None:
     queueing, server = make_queueing(shape, ["m"]), _server(batch, 5.0)
     arrivals = Arrivals(part * server.capacity_rps)
     coarse, fine = (

@@ -95,9 +95,7 @@ SIMULATED = [
 
 
 @pytest.mark.parametrize(("models", "p99_ms"), SIMULATED)
-def test_waits_give_the_simulated_percentiles(
-    models: Sequence[tuple[Sequence[float], float, float]], p99_ms: dict[int, float]
-) -> None:
+def test_waits_as_simulated(models: Sequence[tuple[Sequence[float], float, float]], p99_ms: dict[int, float]) -> None:
     loaded = [load(times, rate, cv=cv) for times, rate, cv in models]
     servers = add_waits(loaded)
     for position, simulated in p99_ms.items():

@@ -110,9 +110,7 @@ def test_a_compressed_request_is_answered(client: triton.InferenceServerClient, 
     assert np.array_equal(result.as_numpy("OUTPUT0"), sent)
 
 
-def test_large_tensors_by_many_calls_and_by_a_stream_leave_no_memory_behind(
-    server: RunningServer, client: triton.InferenceServerClient
-) -> None:
+def test_large_tensors_leave_no_memory_behind(server: RunningServer, client: triton.InferenceServerClient) -> None:
     answers: queue.Queue[Any] = queue.Queue()
     sent = {number: np.full((1, 150_000), number, np.float32) for number in range(40)}
     client.start_stream(callback=lambda result, error: answers.put((result, error)))

@@ -41,9 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     ],
     ids=lambda value: "-".join(value).replace("--", "") if isinstance(value, list) else str(value),
 )
-def test_perf_analyzer_measures_every_way_of_asking(
-    tmp_path: Path, server: RunningServer, model: str, shape: int, options: list[str]
-) -> None:
+def test_perf_analyzer(tmp_path: Path, server: RunningServer, model: str, shape: int, options: list[str]) -> None:
     assert PROGRAM is not None
     scheme = "grpc://" if "grpc" in options else "http://"
     address = next(word for word in server.line.split() if word.startswith(scheme)).removeprefix(scheme)

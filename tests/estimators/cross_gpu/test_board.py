@@ -70,9 +70,7 @@ def test_shares_together_do_no_more_than_the_whole_board(board: str, networks: d
 @pytest.mark.parametrize("board", ["t4", "a100-80", "b200"])
 @pytest.mark.parametrize("precision", ["float32", "float16", "int8"])
 @pytest.mark.parametrize("model", ["squeezenet", "transformer_encoder"])
-def test_no_shares_beat_as_many_processes_as_keep_the_board_busy(
-    board: str, precision: str, model: str, networks: dict[str, Path]
-) -> None:
+def test_no_shares_beat_as_many_processes(board: str, precision: str, model: str, networks: dict[str, Path]) -> None:
     gpu = device(board)
     if PRECISIONS[precision] not in gpu.flops_per_s:
         pytest.skip(f"{board} has no {precision}")

@@ -248,9 +248,7 @@ def test_a_share_takes_no_less_than_a_larger_one(tmp_path: Path, gpu: str) -> No
             assert grid.at(Share(100.0, "4g.40gb"), batch).value >= values[-1] * (1 - 1e-12)
 
 
-def test_shares_and_batches_that_a_plan_asks_for_are_predicted_together(
-    drawn_network: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_plan_asks_for_is_predicted_together(drawn_network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     kernel_times = CostModel.kernel_times
 

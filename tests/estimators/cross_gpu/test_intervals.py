@@ -201,9 +201,7 @@ def _estimate(path: Path, batch: int = 4, device: str = "h100") -> Estimate:
 
 
 @pytest.mark.parametrize("op_type", UNLIKE)
-def test_what_was_never_measured_has_a_wide_interval_a_source_that_says_so_and_is_refused_when_strict(
-    tmp_path: Path, op_type: str
-) -> None:
+def test_what_was_never_measured_has_a_wide_interval_and_is_refused_when_strict(tmp_path: Path, op_type: str) -> None:
     estimate = _estimate(_write(tmp_path / "unlike.onnx", UNLIKE[op_type]))
     latency = estimate.latency_ms
     assert f"nothing measured like {op_type}" in latency.source

@@ -362,9 +362,7 @@ ELEMENTS, WEIGHTS = 4 * (64 + 128) * 28 * 28, 128 * 64 * 9
         ("int8", LaunchMode.FUSED, ELEMENTS + WEIGHTS),
     ],
 )
-def test_images_are_put_in_order_for_tensor_cores_in_tf32_and_eagerly_alone(
-    precision: str, runtime: LaunchMode, traffic: float
-) -> None:
+def test_images_are_put_in_order_for_tensor_cores_in_tf32(precision: str, runtime: LaunchMode, traffic: float) -> None:
     ops = list_kernels(_graph(CONVOLUTION), precision, runtime).ops
     assert ops.bytes_moved.sum() == traffic
 

@@ -305,7 +305,7 @@ def test_it_says_what_the_equations_say_beside_neighbours(estimator: IgniterEsti
     assert estimate.latency_ms.value > estimator.estimate("resnet50", V100_DEVICE, 8, Share(30.0)).latency_ms.value
 
 
-def test_shares_are_the_multiples_of_the_unit_and_batches_end_at_the_largest_profiled(
+def test_shares_are_multiples_of_the_unit_and_batches_end_at_the_largest_one(
     estimator: IgniterEstimator,
 ) -> None:
     shares = estimator.shares("vgg19", V100_DEVICE)
@@ -321,9 +321,7 @@ def test_shares_are_the_multiples_of_the_unit_and_batches_end_at_the_largest_pro
         ("vgg19", Share(), 2, "one process"),
     ],
 )
-def test_what_it_knows_nothing_of_is_said(
-    estimator: IgniterEstimator, model: str, share: Share, processes: int, message: str
-) -> None:
+def test_gaps_are_reported(estimator: IgniterEstimator, model: str, share: Share, processes: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         estimator.estimate(model, V100_DEVICE, 1, share, processes=processes)
 

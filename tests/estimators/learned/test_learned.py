@@ -73,7 +73,7 @@ def model(world: tuple[Path, TrainingSet]) -> LearnedModel:
     return fit_with_intervals(world[1], QUICK)
 
 
-def test_a_row_of_the_database_and_the_node_of_the_graph_have_the_same_features(
+def test_a_row_of_the_database_and_its_node_of_the_graph_have_equal_features(
     world: tuple[Path, TrainingSet],
 ) -> None:
     folder, _ = world
@@ -100,7 +100,7 @@ def test_convolutions_are_told_apart_by_window_and_groups(tmp_path: Path) -> Non
     assert kind_of(replace(conv, op_type="Nobody")) == "other"
 
 
-def test_each_architecture_has_an_op_once_and_ops_without_a_time_are_not_learnt(
+def test_each_architecture_has_an_op_once_and_ops_without_time_are_left_out(
     world: tuple[Path, TrainingSet],
 ) -> None:
     _, data = world
@@ -225,9 +225,7 @@ def test_what_is_kept_predicts_the_same(model: LearnedModel, world: tuple[Path, 
 @pytest.mark.parametrize(
     ("key", "value"), [("schema", "gpuprof.learned/9"), ("features", ["log_flops"]), ("device", "other")]
 )
-def test_another_schema_or_feature_list_is_refused(
-    model: LearnedModel, tmp_path: Path, key: str, value: object
-) -> None:
+def test_other_schemas_or_features_are_refused(model: LearnedModel, tmp_path: Path, key: str, value: object) -> None:
     manifest = save_model(model, tmp_path, "hash", ()) / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), key: value}))
     with pytest.raises(InputError, match=f"no longer fits: {key} changed"):

@@ -78,7 +78,7 @@ def test_by_ushers_premise_a_share_of_what_is_required_costs_nothing(db: KernelD
         estimator.estimate("net", GPU, 4, Share(29.0))
 
 
-def test_a_batch_that_is_not_full_is_as_quick_as_those_around_it_and_requires_what_the_larger_one_does(
+def test_a_part_of_a_batch_is_as_quick_as_those_around_it_and_requires_the_larger_one(
     tmp_path: Path,
 ) -> None:
     rows = [measured_row("net", batch, 2.0 + batch, device=GPU.name, memory=1000) for batch in (2, 4)]
@@ -376,7 +376,7 @@ def test_between_measured_sizes_stands_the_line_as_over_the_batch(estimator: Dat
     assert estimator.batches("text[seq=160]", CPU, WHOLE) == (1, 4)
 
 
-def test_beyond_measured_sizes_the_op_costs_carry_the_nearest_over_and_the_interval_is_wide(
+def test_beyond_measured_sizes_the_op_costs_extend_the_nearest_widely(
     estimator: DatabaseEstimator,
 ) -> None:
     estimate = estimator.estimate("text[seq=1024]", CPU, 1, WHOLE)

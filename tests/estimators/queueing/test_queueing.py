@@ -80,9 +80,7 @@ def test_any_replica_agrees_with_brute_force(arrivals: Arrivals, server: BatchSe
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("processes", "batch", "scv"), [(4, 2, 1.0), (8, 8, 1.0), (2, 32, 1.0), (4, 8, 3.0)])
-def test_several_processes_agree_with_brute_force_at_nine_tenths_of_capacity(
-    processes: int, batch: int, scv: float
-) -> None:
+def test_several_processes_agree_with_brute_force_at_high_load(processes: int, batch: int, scv: float) -> None:
     server = _server(batch, 0.3, cv=0.2, processes=processes)
     arrivals = _at_load(server, 0.9, scv)
     reference = truth(arrivals, server, 2_000_000, seed=5, error=0.01, most=16_000_000)
@@ -199,7 +197,7 @@ def test_a_coarse_tail_is_within_a_fifth_of_the_fine_one(batch: int, processes: 
 
 
 @pytest.mark.parametrize("latency_ms", [(5000.0, 10.0), (5.0, 250.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0)])
-def test_a_batch_that_takes_many_times_as_long_as_a_full_one_keeps_the_process_busy(
+def test_a_batch_that_takes_longer_than_a_full_one_keeps_the_process_busy(
     latency_ms: tuple[float, ...],
 ) -> None:
     server = BatchServer(latency_ms, len(latency_ms), 0.0)

@@ -252,9 +252,7 @@ def _place(count: int, options: Options) -> Placement:
     [(Options(latency_budget=0.5), (1, 23, 24, 40, 41, 60, 82, 200)), (Options(time_limit_s=5.0), (20, 41, 60))],
     ids=["latency budget", "queues"],
 )
-def test_devices_grow_with_the_services_and_no_bound_exceeds_joined_maps(
-    options: Options, counts: tuple[int, ...]
-) -> None:
+def test_devices_grow_with_services_and_no_bound_exceeds_joined_maps(options: Options, counts: tuple[int, ...]) -> None:
     """Sixteen GiB hold 23 replicas of 700 MiB, and a fortieth of a device is share enough for each."""
     devices: dict[int, int] = {}
     for count in counts:
@@ -385,7 +383,7 @@ def test_only_a_problem_of_which_some_figures_were_measured_is_restricted() -> N
         assert restrict_to_measured(problem([demand()], estimator=LinearEstimator(source=source))) is None
 
 
-def test_a_single_cheapest_device_is_the_minimum_without_a_program_or_further_bounds(
+def test_a_single_cheapest_device_is_the_minimum_without_any_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("plan_by_program", "bound_by_time", "share_workers"):

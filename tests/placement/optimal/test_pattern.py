@@ -62,9 +62,7 @@ def test_a_device_without_mig_is_cut_in_no_other_way() -> None:
     drawn=st.lists(st.tuples(st.integers(15, 100), st.integers(0, 5)), min_size=1, max_size=4, unique=True),
     memory=st.integers(1, 9),
 )
-def test_with_memory_they_are_those_of_all_combinations_to_which_nothing_can_be_added(
-    drawn: list[tuple[int, int]], memory: int
-) -> None:
+def test_with_memory_they_are_all_maximal_combinations(drawn: list[tuple[int, int]], memory: int) -> None:
     sizes = [(PartitionSlot(Share(float(percent)), held), percent, held) for percent, held in drawn if held <= memory]
     packer = PatternPacker(WHOLE, tuple(slot for slot, _, _ in sizes), memory)
     patterns = packer.list_maximal()

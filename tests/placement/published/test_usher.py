@@ -82,9 +82,7 @@ def replicas(placement: Placement) -> list[tuple[str, int]]:
         (Milp(unshared=True), MULTIPLIER, 500.0, 200.0, 1624.88),
     ],
 )
-def test_the_goodput_of_the_thesis_examples(
-    policy: Policy, models: str, rate_rps: float, slo_ms: float, goodput_rps: float
-) -> None:
+def test_goodput_of_the_thesis(policy: Policy, models: str, rate_rps: float, slo_ms: float, goodput_rps: float) -> None:
     _, deployment = solve_and_check(policy, thesis(models, rate_rps, slo_ms))
     assert deployment.predicted.goodput_rps == pytest.approx(goodput_rps, abs=0.01)
 
@@ -122,9 +120,7 @@ def test_with_wsm_four_devices_serve_what_takes_six_by_occupancy() -> None:
 
 @pytest.mark.parametrize("metric", ["max-occupancy", "wsm"])
 @pytest.mark.parametrize("ablation", ["", "CM", "WD", "S"])
-def test_every_ablation_gives_a_sound_map(
-    metric: Literal["max-occupancy", "wsm"], ablation: Literal["", "CM", "WD", "S"]
-) -> None:
+def test_ablations_are_sound(metric: Literal["max-occupancy", "wsm"], ablation: Literal["", "CM", "WD", "S"]) -> None:
     solve_and_check(Usher(creq=metric, without=ablation), thesis(ACROSS_GROUPS, 100.0, 300.0, None))
 
 

@@ -560,9 +560,7 @@ def _part_right(joined: Timeline, answers: dict[str, str]) -> float:
 @pytest.mark.parametrize("clock", ["known", "unknown", "wrong"])
 @pytest.mark.parametrize("overhead_us", [2, 60, 3000])
 @pytest.mark.parametrize("marked", [True, False])
-def test_every_kernel_of_a_pair_belongs_to_the_node_that_launched_it(
-    tmp_path: Path, clock: str, overhead_us: int, marked: bool
-) -> None:
+def test_kernels_belong_to_their_launching_node(tmp_path: Path, clock: str, overhead_us: int, marked: bool) -> None:
     """The clocks are joined by what both files say of them, by the runs alone, or in spite of a wrong clock."""
     kernels, nodes, answers = _write_pair(tmp_path, shift_us=250.0, overhead_us=overhead_us, marked=marked)
     timeline, profile = read_json_trace(kernels), read_json_trace(nodes)
