@@ -82,7 +82,8 @@ def predict_left_out(published: Mapping[tuple[str, str, str], Sequence[Point]]) 
     for (source, model, name), points in published.items():
         for axis, envelope, left_out in leave_ends_out(points, device(name)):
             for point in left_out:
-                low, high = sorted(envelope.bounds(point.batch, point.share, point.processes))
+                least, most = envelope.bounds([point.batch], point.share, point.processes)
+                low, high = sorted((float(least[0]), float(most[0])))
                 outside = max(low / point.latency_ms, point.latency_ms / high, 1.0)
                 predictions.append(LeftOut(source, model, axis, outside, high / low))
     return predictions

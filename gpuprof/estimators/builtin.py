@@ -52,6 +52,7 @@ class ServiceEstimator:
     def __init__(self, models: Estimator, sources: Mapping[str, str]) -> None:
         self._models = models
         self._sources = dict(sources)
+        self._least_beside = models.least_beside if isinstance(models, InterferenceEstimator) else None
 
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
@@ -93,8 +94,8 @@ class ServiceEstimator:
 
     def least_beside(self, model: str, device: Device, alone: Figure) -> Figure:
         """Return the least time of a service beside neighbours; for several sizes, the time alone."""
-        if isinstance(self._models, InterferenceEstimator) and len(parts := name_parts(self.source_of(model))) == 1:
-            return self._models.least_beside(parts[0][0], device, alone)
+        if self._least_beside is not None and len(parts := name_parts(self.source_of(model))) == 1:
+            return self._least_beside(parts[0][0], device, alone)
         return alone
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:

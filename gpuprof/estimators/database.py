@@ -33,9 +33,7 @@ from gpuprof.estimators.cross_gpu.node_groups import CONVOLUTIONS, PRODUCTS, Nod
 from gpuprof.estimators.interference.colocation import Colocations, RunningWorkload
 from gpuprof.estimators.measured.known_models import (
     KnownModels,
-    find_failure,
     padding_of,
-    require_no_failure,
     require_readable,
     require_success,
 )
@@ -78,37 +76,41 @@ class ModelLatencies:
         self._surfaces: dict[tuple[str, str, int], Surface] = {}
         self._envelopes: dict[tuple[str, str], LatencyEnvelope] = {}
         self._calibrations: dict[str, Calibration] = {}
+        #: Latency and its variation by batch, for each device, model, share and number of processes.
+        self._alone: dict[tuple[str, str, Share, int], dict[int, tuple[Figure, float]]] = {}
 
     def alone(self, device: Device, workload: Workload) -> tuple[Figure, float]:
         """Return the latency alone and its coefficient of variation."""
+        return self.list_alone(device, workload, (workload.batch,))[0]
+
+    def list_alone(self, device: Device, workload: Workload, batches: Sequence[int]) -> list[tuple[Figure, float]]:
+        """Return the latencies alone, with their coefficients of variation, of a workload at each of the batches."""
+        known = self._alone.setdefault((device.name, workload.model, workload.share, workload.processes), {})
+        if missing := [batch for batch in batches if batch not in known]:
+            known.update(zip(missing, self._find_alone(device, workload, missing), strict=True))
+        return [known[batch] for batch in batches]
+
+    def _find_alone(self, device: Device, workload: Workload, batches: Sequence[int]) -> list[tuple[Figure, float]]:
         record = self._known.find_model(workload.model)
-        if not record.points.get(device.name) and record.others:
-            figure_and_cv = self._over_sizes(device, record, workload)
-            if figure_and_cv is not None:
-                return figure_and_cv
-        return self._at_sizes(device, record, workload)
+        if record.points.get(device.name) or not any(peer.points.get(device.name) for peer in record.others):
+            return self._at_sizes(device, record, workload, batches)
+        return [self._over_sizes(device, record, replace(workload, batch=batch)) for batch in batches]
 
-    def _over_sizes(self, device: Device, model: MeasuredModel, workload: Workload) -> tuple[Figure, float] | None:
-        """Return the latency at unmeasured sizes: interpolated between measured sizes, else carried over.
-
-        None where no size was measured on the device, or neither is possible.
-        """
+    def _over_sizes(self, device: Device, model: MeasuredModel, workload: Workload) -> tuple[Figure, float]:
+        """Return the latency at unmeasured sizes: interpolated between measured sizes, else carried over."""
         parts = blend_measured(model, device.name)
         if parts:
-            each = [(*self._at_sizes(device, sized_model, workload), weight) for sized_model, weight in parts]
+            batches = (workload.batch,)
+            each = [(*self._at_sizes(device, peer, workload, batches)[0], weight) for peer, weight in parts]
             figure = blend_figures([(latency, weight) for latency, _, weight in each])
             error = self.calibrate(device).interpolation_error
             return widen_by(figure, error), max(cv for _, cv, _ in each)
         return self._carry_over_sizes(device, model, workload)
 
-    def _carry_over_sizes(
-        self, device: Device, model: MeasuredModel, workload: Workload
-    ) -> tuple[Figure, float] | None:
+    def _carry_over_sizes(self, device: Device, model: MeasuredModel, workload: Workload) -> tuple[Figure, float]:
         """Return the latency at the nearest sizes, scaled by the ratio of the op costs."""
         share = workload.share
         measured = [peer for peer in model.others if peer.points.get(device.name)]
-        if not measured:
-            return None
         shape = self._shape(model, device)
         if shape is None:
             require_readable(model)
@@ -130,41 +132,43 @@ class ModelLatencies:
                 f"gpuprof profile MODEL --dim {describe_sizes(model.sizes[:1])}",
             )
         factor, nearest = min(factors, key=lambda pair: (abs(math.log2(pair[0])), pair[1].name))
-        latency, cv = self._at_sizes(device, nearest, workload)
+        latency, cv = self._at_sizes(device, nearest, workload, (workload.batch,))[0]
         error = self.calibrate(device).carried_error(abs(math.log2(factor)))
         return widen_by(replace(latency.scale_by(factor), source=EXTRAPOLATED), error), cv
 
-    def _at_sizes(self, device: Device, model: MeasuredModel, workload: Workload) -> tuple[Figure, float]:
-        """Return the latency from measurements at the model's own sizes, and its coefficient of variation."""
+    def _at_sizes(
+        self, device: Device, model: MeasuredModel, workload: Workload, batches: Sequence[int]
+    ) -> list[tuple[Figure, float]]:
+        """Return the latencies at the batches from measurements at the model's own sizes, with their variations."""
         points = model.points.get(device.name)
         if not points:
             part = part_of_one(workload.share, workload.processes)
-            return self.predict(model, device, (workload.batch,), part)[0], 0.0
+            return [(latency, 0.0) for latency in self.predict(model, device, batches, part)]
         part, processes = workload.share, workload.processes
         if not any(point.processes == processes for point in points):
             processes = min(point.processes for point in points)
             part = replace(part, sm_pct=min(100.0, part.sm_pct * processes / workload.processes))
-        surface = self._surface(model, device, processes)
-        value, source = surface.read_latency(workload.batch, part, lambda: self._shape(model, device))
-        point = surface.nearest(workload.batch, part)
-        if processes != workload.processes or source == EXTRAPOLATED:
-            figure = self._extrapolate(model, device, workload, value, point)
-            return replace(figure, source=point.mark_source(figure.source)), point.cv
-        if source == INTERPOLATED:
-            latency = Figure(value, point.mark_source(source), *point.ends_of(value))
-            return widen_by(latency, self.calibrate(device).interpolation_error), point.cv
-        return Figure(value, point.mark_source(source), *point.ends_of(value)), point.cv
+        surface, figures = self._surface(model, device, processes), []
+        readings = surface.read_latencies(batches, part, lambda: self._shape(model, device))
+        is_extrapolated = [processes != workload.processes or source == EXTRAPOLATED for _, source, _ in readings]
+        intervals = [(0.0, math.inf)] * len(batches)
+        if any(is_extrapolated):
+            intervals = self._envelope(model, device).intervals(batches, workload.share, workload.processes)
+        for (value, source, point), is_beyond, interval in zip(readings, is_extrapolated, intervals, strict=True):
+            if is_beyond:
+                figure = _clip_figure(value, interval, point)
+            else:
+                figure = Figure(value, point.mark_source(source), *point.ends_of(value))
+                if source == INTERPOLATED:
+                    figure = widen_by(figure, self.calibrate(device).interpolation_error)
+            figures.append((figure, point.cv))
+        return figures
 
-    def _extrapolate(
-        self, model: MeasuredModel, device: Device, workload: Workload, value: float, nearest: Point
-    ) -> Figure:
-        """Return an extrapolated figure, clipped to the bounds from the measurements."""
+    def _envelope(self, model: MeasuredModel, device: Device) -> LatencyEnvelope:
         key = model.name, device.name
         if key not in self._envelopes:
             self._envelopes[key] = LatencyEnvelope(model.points[device.name], device)
-        low, high = self._envelopes[key].interval(workload.batch, workload.share, workload.processes)
-        low, high = nearest.ends_of(low)[0] or low, nearest.ends_of(high)[1] or high
-        return Figure(min(max(value, low), high), EXTRAPOLATED, low, high)
+        return self._envelopes[key]
 
     def predict(self, model: MeasuredModel, device: Device, batches: Sequence[int], share: Share) -> list[Figure]:
         """Return the times of batches of a model without measurements on the device."""
@@ -246,6 +250,13 @@ class ModelLatencies:
         if device.kind == "gpu":
             return lambda batch, share: self._cross_gpu.predict(model, device, batch, share).value
         return lambda batch, share: roofline_ms(work.at(batch), device, share)
+
+
+def _clip_figure(value: float, interval: tuple[float, float], nearest: Point) -> Figure:
+    """Return an extrapolated figure, clipped to the bounds from the measurements."""
+    low, high = interval
+    low, high = nearest.ends_of(low)[0] or low, nearest.ends_of(high)[1] or high
+    return Figure(min(max(value, low), high), nearest.mark_source(EXTRAPOLATED), low, high)
 
 
 def part_of_one(share: Share, processes: int) -> Share:
@@ -467,7 +478,6 @@ class DatabaseEstimator:
         self._unprofiled = UnprofiledRequirements(cross_gpu)
         # Caches of this object: caches of the methods themselves would keep every estimator alive.
         self._answer = lru_cache(maxsize=200_000)(self._estimate)
-        self._alone = lru_cache(maxsize=200_000)(self._latencies.alone)
         self._fitting = lru_cache(maxsize=200_000)(self._list_fitting)
 
     @property
@@ -497,18 +507,11 @@ class DatabaseEstimator:
         """
         if type(self).estimate is not DatabaseEstimator.estimate:  # a subclass may override `estimate`
             return tuple(self.estimate(model, device, batch, share, (), processes).latency_ms for batch in batches)
-        record, times = self.known.find_model(model), []
-        failed = record.failed_on(device.name)
-        if device.kind == "gpu" and not (failed or record.points.get(device.name) or record.others):
-            return tuple(self._latencies.predict(record, device, batches, part_of_one(share, processes)))
-        if len(batches) > 1 and find_failure(device, Workload(model, max(batches), share, processes), failed) is None:
-            failed = []  # a failure that rules out a batch rules out all larger batches
-        for batch in batches:
-            workload = Workload(model, batch, share, processes)
-            if failed and not record.has_run(device.name, workload):
-                require_no_failure(device, workload, failed)
-            times.append(self._alone(device, workload)[0])
-        return tuple(times)
+        record, workload = self.known.find_model(model), Workload(model, max(batches), share, processes)
+        if self.known.find_least_failure(record, device, share, processes) is not None:
+            for batch in batches:
+                self.known.require_no_failure(record, device, replace(workload, batch=batch), ())
+        return tuple(latency for latency, _ in self._latencies.list_alone(device, workload, batches))
 
     def board_work_ms(self, model: str, device: Device) -> Figure | None:
         """Return a lower bound of the whole device's time per request; see `gpuprof.domain.estimate`.
@@ -571,7 +574,7 @@ class DatabaseEstimator:
             alone = self._answer(device, workload, ())
             latency = self.colocations.beside(alone.latency_ms, device, workload, beside)
             return replace(alone, latency_ms=latency, unknown_ops=self._list_unknown(record, latency))
-        latency, cv = self._alone(device, workload)
+        latency, cv = self._latencies.alone(device, workload)
         pause = behaviour_after_pause(record, device, workload, cv)
         work = self._read_work(record, latency)
         return Estimate(
@@ -652,7 +655,7 @@ class DatabaseEstimator:
         """Return the resource use of a workload alone, for the interference models; None where unknown."""
         try:
             record = self.known.find_model(workload.model)
-            alone = self._alone(device, workload)[0].value
+            alone = self._latencies.alone(device, workload)[0].value
         except InputError:
             return None
         l2, dram = (estimate_bandwidth(record, device, workload, column, alone) for column in ("l2_pct", "dram_pct"))

@@ -80,7 +80,7 @@ class PlannedWorkloads:
         self._estimates, self._refusals, self._times_ms = answers.estimates, answers.refusals, answers.times_ms
         self._servers: dict[tuple[str, Workload], BatchServer] = {}
         self._series = problem.estimator if isinstance(problem.estimator, BatchSeriesEstimator) else None
-        self._full_rps: dict[tuple[str, Workload], float] = {}
+        self._full_rps: dict[tuple[str, str, Share, int], dict[int, float]] = {}
         self._first_alike = {model: first for model, first in find_alike(problem).items() if model != first}
         self._as_first: dict[Workload, Workload] = {}
 
@@ -325,15 +325,34 @@ class PlannedWorkloads:
         """
         if self._series is None:
             return self.throughput_rps(device, workload)
-        workload = self._first_workload(workload)
-        key = (device.name, workload)
-        if key not in self._full_rps:
+        rates = self.load_full_rps(device, workload, (workload.batch,))
+        if not rates[workload.batch]:
+            raise InputError(f"{workload.model} has no estimate at batch {workload.batch} under {workload.share}")
+        return rates[workload.batch]
+
+    def load_full_rps(self, device: Device, workload: Workload, batches: Sequence[int]) -> Mapping[int, float]:
+        """Return `full_rps` of the workload by batch size, of these batches and others; 0.0 without an estimate.
+
+        All missing batches are one query, halved while the estimator refuses any of them.
+        """
+        model = self.first_alike(workload.model)
+        rates = self._full_rps.setdefault((device.name, model, workload.share, workload.processes), {})
+        queries = [[batch for batch in batches if batch not in rates]]
+        while self._series is not None and queries:
+            if not (query := queries.pop()):
+                continue
             self.problem.limits.check_time()
-            arguments = workload.model, device, (workload.batch,), workload.share, workload.processes
-            alone = self._slow_down(device, workload, self._series.batch_times(*arguments)[0])
-            latency_ms = planned_ms(alone, self.problem.options.confidence)
-            self._full_rps[key] = 1000.0 * workload.batch * workload.processes / latency_ms
-        return self._full_rps[key]
+            try:
+                times = self._series.batch_times(model, device, query, workload.share, workload.processes)
+            except InputError:
+                half = len(query) // 2
+                queries += [query[half:], query[:half]] if half else []
+                rates |= {query[0]: 0.0} if not half else {}
+                continue
+            for batch, alone in zip(query, times, strict=True):
+                latency_ms = planned_ms(self._slow_down(device, workload, alone), self.problem.options.confidence)
+                rates[batch] = 1000.0 * batch * workload.processes / latency_ms
+        return rates
 
     def _slow_down(self, device: Device, workload: Workload, alone: Figure) -> Figure:
         """Return the time of a workload without known neighbours: subclasses may slow it down."""

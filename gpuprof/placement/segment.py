@@ -238,6 +238,10 @@ class Segments(PlannedWorkloads):
         return self._ceiling_rps(demand, device, workload) * (high - 1) / workload.batch
 
     def _best_listed(self, demand: Demand, device: Device, share: Share) -> Segment | None:
+        if self.problem.options.latency_budget is not None:
+            batches = self.search_space.listed_batches(demand.model, device, share)
+            for processes in self.search_space.processes(share):
+                self.load_full_rps(device, Workload(demand.model, 0, share, processes), batches)
         segment = self.serving_all(demand, device, share) if self._capped else None
         return segment or self.largest(demand, device, self.workloads(demand.model, device, share))
 

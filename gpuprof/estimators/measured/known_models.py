@@ -6,7 +6,7 @@ A failure rules out what demands at least as much with at most its resources, al
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -56,6 +56,7 @@ class KnownModels:
         self._files: dict[str, MeasuredModel] = {}
         self._works: dict[str, WorkByBatch | None] = {}
         self._only_batches: dict[str, int | None] = {}
+        self._least_failures: dict[tuple[str, str, Share, int], FailedRun | None] = {}
 
     def has_measured(self, model: str) -> bool:
         """Return whether the database holds a model of this name, at any sizes."""
@@ -128,12 +129,33 @@ class KnownModels:
         """Raise `InputError` with the failure where a failure rules out a workload of ``model``, alone
         or with ``beside``.
         """
-        failed = model.failed_on(device.name)
-        if failed and not model.has_run(device.name, workload):
-            require_no_failure(device, workload, failed)
+        failure = self.find_least_failure(model, device, workload.share, workload.processes)
+        if failure and workload.batch >= failure.workload.batch and not model.has_run(device.name, workload):
+            processes = "process" if workload.processes == 1 else "processes"
+            raise InputError(
+                f"{workload.model} at batch {workload.batch} with {workload.processes} {processes} "
+                f"under {workload.share} is ruled out: {failure}",
+                "choose a smaller batch, fewer processes or more memory, or measure it again if that was an accident",
+            )
         if beside and self.groups.failed:
             group = [replace(member, model=self.find_recorded_name(member.model)) for member in (workload, *beside)]
             require_no_failed_group(device, group[0], group[1:], self.groups)
+
+    def find_least_failure(
+        self, model: MeasuredModel, device: Device, share: Share, processes: int
+    ) -> FailedRun | None:
+        """Return the failed run of the smallest batch that rules out this batch and larger ones; None without one.
+
+        It had no more processes than these and no less memory; and, unless memory was the cause of the failure, no
+        fewer compute units. Batches that ran are not ruled out.
+        """
+        key = model.name, device.name, share, processes
+        if key not in self._least_failures:
+            failed = [run for run in model.failed_on(device.name) if not run.beside]
+            workload = Workload(model.name, max((run.workload.batch for run in failed), default=1), share, processes)
+            failed = [run for run in failed if _dominates(device, workload, run.workload, run)]
+            self._least_failures[key] = min(failed, key=lambda run: run.workload.batch, default=None)
+        return self._least_failures[key]
 
     def read_graph(self, model: str, batch: int) -> ModelGraph:
         """Return the graph of ``model`` bound to ``batch``.
@@ -294,15 +316,6 @@ def _needs_padding(path: str, stamp: object) -> bool:
     return needs_padding(list_op_types(Path(path)))
 
 
-def find_failure(device: Device, workload: Workload, failed: Iterable[FailedRun]) -> FailedRun | None:
-    """Return a failed run on ``device`` that was no harder than ``workload``, None where there is none.
-
-    The workload then has at least the run's batch and processes in no more memory; and, unless memory was the cause of
-    the failure, no more compute units. The model's name is ignored.
-    """
-    return next((run for run in failed if not run.beside and _dominates(device, workload, run.workload, run)), None)
-
-
 def _dominates(device: Device, workload: Workload, tried: Workload, run: FailedRun) -> bool:
     """Return whether ``workload`` demands at least as much as ``tried``, a part of ``run``, with no more resources."""
     if workload.batch < tried.batch or workload.processes < tried.processes:
@@ -314,18 +327,6 @@ def _dominates(device: Device, workload: Workload, tried: Workload, run: FailedR
     except InputError:  # an instance unknown to the device
         return False
     return run.is_memory or parts[0] <= parts[1] * (1.0 + 1e-9)
-
-
-def require_no_failure(device: Device, workload: Workload, failed: Iterable[FailedRun]) -> None:
-    """Raise `InputError` with the failure where a failure rules the workload out."""
-    failure = find_failure(device, workload, failed)
-    if failure is None:
-        return
-    raise InputError(
-        f"{workload.model} at batch {workload.batch} with {workload.processes} "
-        f"{'process' if workload.processes == 1 else 'processes'} under {workload.share} is ruled out: {failure}",
-        "choose a smaller batch, fewer processes or more memory, or measure it again if that was an accident",
-    )
 
 
 def require_success(model: str, device: Device, failed: Sequence[FailedRun]) -> None:

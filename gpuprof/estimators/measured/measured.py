@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import (
@@ -44,6 +45,8 @@ from gpuprof.kernel_db.comparison import pool_variances, predict_next_run
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import ModelRow, model_at_dims
 from gpuprof.kernel_db.store import KernelDb
+
+Floats = NDArray[np.float64]
 
 CREQ_METRICS = {
     "max_occupancy": "max_occupancy_pct",
@@ -582,30 +585,40 @@ class Surface:
         sizes = [(point.granted_fraction(device), point.batch) for point in self._ranking]
         self._doublings = np.log2(np.array(sizes, dtype=float))
         self._migs = np.array([point.share.mig or "" for point in self._ranking])
-        self._nearest: dict[tuple[int, Share], Point] = {}
 
-    def read_latency(self, batch: int, share: Share, shape: Callable[[], Shape | None]) -> tuple[float, str]:
-        """Return the latency and its source: measured, interpolated between batches or shares, else carried over.
+    def read_latencies(
+        self, batches: Sequence[int], share: Share, shape: Callable[[], Shape | None]
+    ) -> list[tuple[float, str, Point]]:
+        """Return for each batch the latency, its source, and the nearest point.
 
+        The source is measured, interpolated between batches or shares, else carried over from the nearest point;
         ``shape`` is called only in the last case.
         """
+        nearest = self.find_nearest(batches, share)
+        return [
+            (*self._read_latency(batch, share, point, shape), point)
+            for batch, point in zip(batches, nearest, strict=True)
+        ]
+
+    def _read_latency(
+        self, batch: int, share: Share, nearest: Point, shape: Callable[[], Shape | None]
+    ) -> tuple[float, str]:
         if share in self.curves and (reading := self.curves[share].at(batch)):
             return reading
-        between = self._between_shares(batch, share)
-        return between or self._extrapolate_point(batch, share, shape())
+        return self._between_shares(batch, share) or self._carry_over(batch, share, nearest, shape())
 
-    def nearest(self, batch: int, share: Share) -> Point:
-        """Return the measured point nearest to a workload; of equally near points, the one with the larger batch.
+    def find_nearest(self, batches: Sequence[int], share: Share) -> list[Point]:
+        """Return the measured point nearest to each batch; of equally near points, the one with the larger batch.
 
         The distance is the number of doublings of the batch and of the share between them, plus one for a share of
         another kind of partition.
         """
-        if (batch, share) not in self._nearest:
-            sizes = math.log2(self._device.granted_fraction(share)), math.log2(batch)
-            distances = np.abs(self._doublings - sizes).sum(axis=1) + (self._migs != (share.mig or ""))
-            # To nine decimals, since equal distances differ by rounding.
-            self._nearest[batch, share] = self._ranking[int(np.argmin(distances.round(9)))]
-        return self._nearest[batch, share]
+        part = math.log2(self._device.granted_fraction(share))
+        sizes = np.array([[math.log2(batch)] for batch in batches])
+        apart = np.abs(self._doublings[:, 0] - part) + np.abs(self._doublings[:, 1] - sizes)
+        distances = apart + (self._migs != (share.mig or ""))
+        # To nine decimals, since equal distances differ by rounding.
+        return [self._ranking[place] for place in distances.round(9).argmin(axis=1)]
 
     def _between_shares(self, batch: int, share: Share) -> tuple[float, str] | None:
         """Interpolate between the measured shares around ``share``: log latency is nearly linear in log share."""
@@ -622,8 +635,7 @@ class Surface:
         weight = math.log(fraction / below[0]) / math.log(above[0] / below[0])
         return math.exp((1 - weight) * math.log(below[1]) + weight * math.log(above[1])), INTERPOLATED
 
-    def _extrapolate_point(self, batch: int, share: Share, shape: Shape | None) -> tuple[float, str]:
-        point = self.nearest(batch, share)
+    def _carry_over(self, batch: int, share: Share, point: Point, shape: Shape | None) -> tuple[float, str]:
         if shape is not None and (nearest_shape := shape(point.batch, point.share)) > 0.0:  # 0: no op has work to count
             factor = shape(batch, share) / nearest_shape
             return point.latency_ms * factor, EXTRAPOLATED
@@ -649,22 +661,23 @@ class LatencyEnvelope:
         self._parts = np.array([point.granted_fraction(device) for point in points], dtype=float)
         self._latencies = np.array([point.latency_ms for point in points], dtype=float)
 
-    def bounds(self, batch: int, share: Share, processes: int) -> tuple[float, float]:
-        """Return the least and the largest time of a batch in ms, without widening.
+    def bounds(self, batches: Sequence[int], share: Share, processes: int) -> tuple[Floats, Floats]:
+        """Return the least and the largest times of batches in ms, without widening.
 
         Where measurements contradict the assumptions, the lower bound may exceed the upper.
         """
-        more = batch / self._batches, self._parts / self._device.granted_fraction(share), processes / self._processes
+        part = self._device.granted_fraction(share)
+        more = np.array(batches)[:, None] / self._batches, self._parts / part, processes / self._processes
         least, most = self._latencies, self._latencies
         for ratio in more:
             least, most = least * np.minimum(1.0, ratio), most * np.maximum(1.0, ratio)
-        return float(least.max()), float(most.min())
+        return least.max(axis=1), most.min(axis=1)
 
-    def interval(self, batch: int, share: Share, processes: int, slack: float | None = None) -> tuple[float, float]:
-        """Return the 90% interval of the time of a batch in ms; ``slack``: by default that of published models."""
-        slack = constant("published", "extrapolation_slack") if slack is None else slack
-        least, most = sorted(self.bounds(batch, share, processes))
-        return least / slack, most * slack
+    def intervals(self, batches: Sequence[int], share: Share, processes: int) -> list[tuple[float, float]]:
+        """Return the 90% intervals of the times of batches in ms, by the slack of published models."""
+        slack = constant("published", "extrapolation_slack")
+        least, most = np.sort(self.bounds(batches, share, processes), axis=0)
+        return list(zip((least / slack).tolist(), (most * slack).tolist(), strict=True))
 
 
 class Calibration:

@@ -271,22 +271,27 @@ def point(batch: int, latency_ms: float, share: float = 100.0, processes: int = 
     return Point(batch, Share(share), processes, latency_ms, 0.0, 0.0, 1.0, 0.0, {})
 
 
+def bounds(envelope: LatencyEnvelope, batch: int, share: Share, processes: int) -> tuple[float, float]:
+    least, most = envelope.bounds([batch], share, processes)
+    return float(least[0]), float(most[0])
+
+
 def test_a_larger_batch_takes_no_less_and_no_more_than_in_proportion() -> None:
     envelope = LatencyEnvelope([point(4, 10.0), point(8, 12.0)], GPU)
-    assert envelope.bounds(32, Share(), 1) == pytest.approx((12.0, 48.0))
-    assert envelope.bounds(2, Share(), 1) == pytest.approx((5.0, 10.0))
+    assert bounds(envelope, 32, Share(), 1) == pytest.approx((12.0, 48.0))
+    assert bounds(envelope, 2, Share(), 1) == pytest.approx((5.0, 10.0))
 
 
 def test_a_smaller_share_takes_no_less_and_no_more_than_in_proportion() -> None:
     envelope = LatencyEnvelope([point(4, 10.0, share=50.0), point(4, 9.0)], GPU)
-    assert envelope.bounds(4, Share(25.0), 1) == pytest.approx((10.0, 20.0))
-    assert envelope.bounds(4, Share(75.0), 1) == pytest.approx((9.0, 10.0))
+    assert bounds(envelope, 4, Share(25.0), 1) == pytest.approx((10.0, 20.0))
+    assert bounds(envelope, 4, Share(75.0), 1) == pytest.approx((9.0, 10.0))
 
 
 def test_more_processes_take_no_less_and_no_more_than_in_proportion() -> None:
     envelope = LatencyEnvelope([point(4, 10.0), point(4, 15.0, processes=2)], GPU)
-    assert envelope.bounds(4, Share(), 4) == pytest.approx((15.0, 30.0))
-    assert envelope.interval(4, Share(), 4) == pytest.approx((15.0 / 1.14, 30.0 * 1.14))
+    assert bounds(envelope, 4, Share(), 4) == pytest.approx((15.0, 30.0))
+    assert envelope.intervals([4], Share(), 4)[0] == pytest.approx((15.0 / 1.14, 30.0 * 1.14))
 
 
 @given(
@@ -304,8 +309,19 @@ def test_a_model_of_a_fixed_part_and_one_in_proportion_is_always_inside(
 
     measured = [(2, 40.0, 1), (16, 40.0, 1), (16, 80.0, 2)]
     envelope = LatencyEnvelope([point(b, true_ms(b, s, n), s, n) for b, s, n in measured], GPU)
-    low, high = envelope.interval(batch, Share(share), processes)
+    low, high = envelope.intervals([batch], Share(share), processes)[0]
     assert low <= true_ms(batch, share, processes) <= high
+
+
+def test_batches_of_one_query_have_the_times_of_queries_of_their_own(db: KernelDb) -> None:
+    """Measured, interpolated and extrapolated times; batch 8 failed with the whole GPU."""
+    for share in (Share(), Share(50.0), Share(20.0), Share(5.0)):
+        for processes in (1, 2):
+            single = DatabaseEstimator(db)
+            each = [single.estimate("net", GPU, batch, share, (), processes).latency_ms for batch in (1, 3, 4, 7)]
+            assert list(DatabaseEstimator(db).batch_times("net", GPU, (1, 3, 4, 7), share, processes)) == each
+            with pytest.raises(InputError, match=r"batch 9 .*is ruled out: net at batch 8 under 100% failed"):
+                DatabaseEstimator(db).batch_times("net", GPU, (1, 9), share, processes)
 
 
 _DEVICE = sliced_device(price=1.0)
@@ -319,8 +335,8 @@ def test_times_between_shares_are_read_at_the_sms_that_clients_got() -> None:
         Point(1, Share(50.0), 1, 2.0, 0.0, 0.0, 1.0, 0.0, {"client_sms": 40.0}),
     ]
     surface = Surface(points, _DEVICE)
-    assert surface.read_latency(1, Share(20.0), lambda: None)[0] == pytest.approx(4.0)  # 20 SMs: twice 10
-    assert surface.read_latency(1, Share(18.6), lambda: None)[0] == pytest.approx(4.0)  # 20 SMs as well
+    assert surface.read_latencies([1], Share(20.0), lambda: None)[0][0] == pytest.approx(4.0)  # 20 SMs: twice 10
+    assert surface.read_latencies([1], Share(18.6), lambda: None)[0][0] == pytest.approx(4.0)  # 20 SMs as well
 
 
 WHOLE = Share()
