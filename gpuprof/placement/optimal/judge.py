@@ -30,7 +30,7 @@ from gpuprof.placement.evidence import RELATIVE_ROUNDING
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.restricted_master import RestrictedMaster, solve_relaxation
 from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition, PlacedReplica, Placement, map_replicas
-from gpuprof.placement.planned_workloads import planned_ms
+from gpuprof.placement.planned_workloads import find_alike, planned_ms
 from gpuprof.placement.pool import Gpus, Pools
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import EXACT
@@ -247,19 +247,37 @@ def bound_by_program(
     limit : Limit
     """
     entries, seed = problem.fleet.entries, problem.options.seed
-    prices, master = list_prices(entries), RestrictedMaster(entries, problem.demands, choices, relaxed=True)
-    solution, bound = solve_relaxation(master, prices, limit, seed)
+    joined = RestrictedMaster(entries, join_alike(problem, problem.demands), choices, relaxed=True)
+    prices = list_prices(entries)
+    solution, bound = solve_relaxation(joined, prices, limit, seed)
     if solution is None:
         return min(bound, most_cost)
     bound = round_up_to_step(bound, prices)
     if bound >= most_cost * (1.0 - EXACT) or limit.is_over:
         return min(bound, most_cost)
-    if master.generated:
-        master = RestrictedMaster(entries, problem.demands, choices, summed=True, relaxed=True)
+    master = RestrictedMaster(entries, problem.demands, choices, summed=bool(joined.generated), relaxed=True)
     integral = master.program.solve(time_limit_s=limit.left_s, seed=seed, least_step=find_step(prices))
     if integral is None:
         return bound
     return min(round_up_to_step(max(bound, integral.bound), prices), most_cost)
+
+
+def join_alike(problem: Problem, demands: Sequence[Demand]) -> list[Demand]:
+    """Return a demand for each class of equivalent demands at the same rate, at the sum of their rates.
+
+    The relaxation of the program over all demands is equal, since equivalent columns can be averaged.
+    """
+    first_alike, classes = find_alike(problem), defaultdict[object, list[Demand]](list)
+    for demand in demands:
+        classes[first_alike[demand.model], demand.rate_rps, demand.max_replicas].append(demand)
+    return [
+        replace(
+            group[0],
+            rate_rps=len(group) * group[0].rate_rps,
+            max_replicas=None if group[0].max_replicas is None else len(group) * group[0].max_replicas,
+        )
+        for group in classes.values()
+    ]
 
 
 def list_prices(entries: Sequence[FleetEntry]) -> dict[str, float]:

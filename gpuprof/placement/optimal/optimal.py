@@ -114,6 +114,7 @@ class Search:
     time_bounds: TimeBounds | None = None
     _judge: Judge = field(init=False)
     _best: Placement = field(init=False)
+    _is_bounded: bool = field(default=False, init=False)  #: Whether the program's bound was found in time.
 
     def find_map(self) -> Placement:
         """Return the best map found in time, with its bounds."""
@@ -390,8 +391,9 @@ class Search:
             self._raise_cost_bound(plan_bound)
         cost = math.inf if self._best.unplaced else sum_prices(self.problem, self._best.gpus)
         limit = self._halve_limit() if plan_bound is None else self.limit
-        if not self._is_done and not limit.is_over:
+        if not (self._is_done or self._is_bounded or limit.is_over):
             self._raise_cost_bound(bound_by_program(problem, bounding, cost, limit))
+            self._is_bounded = not limit.is_over
 
     def _finish(self) -> None:
         """Keep running replicas in place if that costs nothing, and raise the rates of unmet demands."""

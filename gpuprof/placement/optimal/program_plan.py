@@ -12,7 +12,7 @@ from gpuprof.domain.device import Device
 from gpuprof.placement.bin import MOST_REPLICAS, Bin, Cover, FleetBins, share_out_rate
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.candidates import Choices
-from gpuprof.placement.optimal.judge import find_step, list_prices, round_up_to_step
+from gpuprof.placement.optimal.judge import find_step, join_alike, list_prices, round_up_to_step
 from gpuprof.placement.optimal.pattern import PartitionKind, PartitionSlot, SharePattern
 from gpuprof.placement.optimal.restricted_master import (
     Choice,
@@ -70,10 +70,13 @@ def minimise_cost(
 ) -> tuple[Choice | None, float]:
     """Return the cheapest choice of segments, None without one, and a lower bound on its cost."""
     entries, seed = problem.fleet.entries, problem.options.seed
-    master, prices = RestrictedMaster(entries, demands, choices), list_prices(entries)
-    relaxation, bound = solve_relaxation(master, prices, limit, seed)
+    prices, joined = list_prices(entries), RestrictedMaster(entries, join_alike(problem, demands), choices)
+    relaxation, bound = solve_relaxation(joined, prices, limit, seed)
     if relaxation is None:
         return None, 0.0
+    master = RestrictedMaster(entries, demands, choices)
+    for pattern in joined.patterns:
+        master.add_pattern(pattern)
     solution = master.program.solve(time_limit_s=limit.left_s, seed=seed, least_step=find_step(prices))
     if solution is None:
         return None, round_up_to_step(bound, prices) if master.is_exact else 0.0

@@ -100,7 +100,7 @@ class RestrictedMaster:
     _sums: dict[PartitionKind, tuple[int, int]] = field(default_factory=dict)
     _slots: dict[tuple[str, PartitionSlot], int] = field(default_factory=dict)
     _configurations: list[tuple[DeviceConfiguration, int]] = field(default_factory=list)
-    _patterns: dict[SharePattern, int] = field(default_factory=dict)
+    patterns: dict[SharePattern, int] = field(default_factory=dict)  #: Columns of the patterns.
     _fleet_rows: dict[str, int] = field(default_factory=dict)
     _counts: dict[str, list[int]] = field(default_factory=dict)
     #: The columns of the served rates of a partial program, by demand.
@@ -173,12 +173,12 @@ class RestrictedMaster:
 
     def add_pattern(self, pattern: SharePattern) -> bool:
         """Add a column for a partition's pattern; return False when the column exists already."""
-        if pattern in self._patterns:
+        if pattern in self.patterns:
             return False
         device, _ = pattern.kind
         entries = {self._slots[device, slot]: float(n) for slot, n in pattern.slots}
         entries[self.kind_rows[pattern.kind]] = -1.0
-        self._patterns[pattern] = self.program.column(0.0, entries)
+        self.patterns[pattern] = self.program.column(0.0, entries)
         return True
 
     def slot_values(self, kind: PartitionKind, duals: Sequence[float]) -> dict[PartitionSlot, float]:
@@ -235,7 +235,7 @@ class RestrictedMaster:
                 if solution.values[c] > 0.5
             ),
             patterns=tuple(
-                (pattern, int(solution.values[c])) for pattern, c in self._patterns.items() if solution.values[c] > 0.5
+                (pattern, int(solution.values[c])) for pattern, c in self.patterns.items() if solution.values[c] > 0.5
             ),
             grids=self.grids,
         )
