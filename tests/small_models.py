@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import NodeProto, TensorProto, TypeProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, TypeProto, helper, numpy_helper, parser
 
 Dims = Sequence[int | str | None]
 
@@ -42,6 +42,16 @@ def write_model(
     return path
 
 
+def write_text(
+    path: Path, text: str, weights: Mapping[str, np.ndarray] | None = None, opset: int = 17, ir_version: int = 8
+) -> Path:
+    """Write the model of a text ``(inputs) => (outputs) { nodes }`` in ONNX's syntax and return its path."""
+    model = parser.parse_model(f'<ir_version: {ir_version}, opset_import: ["": {opset}, "com.microsoft": 1]> g {text}')
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in (weights or {}).items())
+    onnx.save(model, path)
+    return path
+
+
 def floats(*shape: int) -> np.ndarray:
     """Return float32 numbers that are all different."""
     size = int(np.prod(shape))
@@ -55,23 +65,10 @@ def integers(*values: int) -> np.ndarray:
 
 def write_text_model(path: Path, width: int = 64, tokens: int = 256) -> Path:
     """Write a model of token ids ``[batch, seq]``: a table, attention over the sequence, and its mean."""
-    node = helper.make_node
-    return write_model(
-        path,
-        [
-            node("Gather", ["table", "ids"], ["x"]),
-            node("MatMul", ["x", "w"], ["q"]),
-            node("Transpose", ["x"], ["k"], perm=[0, 2, 1]),
-            node("MatMul", ["q", "k"], ["scores"]),
-            node("Softmax", ["scores"], ["parts"], axis=-1),
-            node("MatMul", ["parts", "x"], ["mixed"]),
-            node("ReduceMean", ["mixed"], ["y"], axes=[1], keepdims=0),
-        ],
-        {"ids": ["batch", "seq"]},
-        {"y": ["batch", width]},
-        {"table": floats(tokens, width), "w": floats(width, width)},
-        types={"ids": TensorProto.INT64},
-    )
+    text = f"""(int64[batch,seq] ids) => (float[batch,{width}] y) {{ x = Gather (table, ids) q = MatMul (x, w)
+        k = Transpose <perm = [0,2,1]> (x) scores = MatMul (q, k) parts = Softmax <axis = -1> (scores)
+        mixed = MatMul (parts, x) y = ReduceMean <axes = [1], keepdims = 0> (mixed) }}"""
+    return write_text(path, text, {"table": floats(tokens, width), "w": floats(width, width)})
 
 
 def write_classifier(path: Path) -> Path:

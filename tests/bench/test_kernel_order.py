@@ -1,11 +1,9 @@
 from pathlib import Path
 
-from onnx import helper
-
 from bench.gpu.kernel_order import executed_order, tie_run
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import KernelRow
-from tests.small_models import floats, write_model
+from tests.small_models import floats, write_text
 
 #: As launched for `_network` on an H200: layout, product and bias of the convolution; ReLU; product and its sum.
 LAUNCHED = (
@@ -19,14 +17,9 @@ LAUNCHED = (
 
 
 def _network(path: Path) -> Path:
-    nodes = [
-        helper.make_node("Conv", ["x", "w", "b"], ["c"], "first"),
-        helper.make_node("Relu", ["c"], ["r"], "second"),
-        helper.make_node("Flatten", ["r"], ["f"], "third"),
-        helper.make_node("Gemm", ["f", "v"], ["y"], "fourth"),
-    ]
-    weights = {"w": floats(2, 3, 1, 1), "b": floats(2), "v": floats(8, 4)}
-    return write_model(path, nodes, {"x": ["N", 3, 2, 2]}, {"y": ["N", 4]}, weights)
+    text = """(float[N,3,2,2] x) => (float[N,4] y) { [first] c = Conv (x, w, b) [second] r = Relu (c)
+        [third] f = Flatten (r) [fourth] y = Gemm (f, v) }"""
+    return write_text(path, text, {"w": floats(2, 3, 1, 1), "b": floats(2), "v": floats(8, 4)})
 
 
 def _kernels(*names: str) -> list[KernelRow]:

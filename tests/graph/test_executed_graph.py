@@ -18,7 +18,7 @@ from gpuprof.graph.merged_model import (
     read_description,
     write_description,
 )
-from tests.small_models import floats, write_model
+from tests.small_models import floats, write_model, write_text
 
 
 def _graph(*ops: tuple[str, list[str], list[str]]) -> ModelGraph:
@@ -82,14 +82,8 @@ def test_every_op_is_in_one_group_at_most() -> None:
 
 
 def _write(directory: Path) -> Path:
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Add", ["h", "b"], ["y"])]
-    return write_model(
-        directory / "m.onnx",
-        nodes,
-        {"x": ["N", 256]},
-        outputs={"y": ["N", 512]},
-        weights={"w": floats(256, 512), "b": floats(512)},
-    )
+    text = "(float[N,256] x) => (float[N,512] y) { h = MatMul (x, w) y = Add (h, b) }"
+    return write_text(directory / "m.onnx", text, {"w": floats(256, 512), "b": floats(512)})
 
 
 def test_data_of_large_weights_is_dropped_and_its_declaration_kept(tmp_path: Path) -> None:

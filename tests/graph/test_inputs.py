@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from gpuprof.errors import InputError
 from gpuprof.graph.inputs import group_by_sizes, join_samples, model_inputs, random_inputs, read_input_data
 from gpuprof.graph.load import load_graph, load_runnable
-from tests.small_models import floats, integers, write_encoder, write_model, write_text_model
+from tests.small_models import floats, integers, write_encoder, write_model, write_text, write_text_model
 
 node = helper.make_node
 INT64 = TensorProto.INT64
@@ -30,19 +30,10 @@ def test_floats_are_normal_and_the_same_for_the_same_seed(tmp_path: Path) -> Non
 
 
 def test_indices_stay_below_the_table_they_reach_through_other_ops(tmp_path: Path) -> None:
-    path = write_model(
-        tmp_path / "m.onnx",
-        [
-            node("Cast", ["ids"], ["wide"], to=INT64),
-            node("Unsqueeze", ["wide", "one"], ["more"]),
-            node("Gather", ["table", "more"], ["y"], axis=0),
-            node("Gather", ["small", "ids"], ["z"], axis=1),
-        ],
-        {"ids": ["n", 300]},
-        {"y": None, "z": None},
-        {"table": floats(1000, 2), "small": floats(2, 40), "one": integers(1)},
-        types={"ids": TensorProto.INT32},
-    )
+    text = """(int32[n,300] ids) => (float[] y, float[] z) { wide = Cast <to = 7> (ids) more = Unsqueeze (wide, one)
+        y = Gather <axis = 0> (table, more) z = Gather <axis = 1> (small, ids) }"""
+    weights = {"table": floats(1000, 2), "small": floats(2, 40), "one": integers(1)}
+    path = write_text(tmp_path / "m.onnx", text, weights)
     ids = random_inputs(load_graph(path, 3))["ids"]
     assert ids.dtype == np.int32
     assert ids.min() >= 0
@@ -53,14 +44,8 @@ def test_indices_stay_below_the_table_they_reach_through_other_ops(tmp_path: Pat
     ("rows", "added", "least", "most"), [(10, [2], 1, 8), (300, [0, 100, 290], 6, 10)], ids=["shifted", "parts"]
 )
 def test_added_indices_stay_in_the_table(tmp_path: Path, rows: int, added: list[int], least: int, most: int) -> None:
-    path = write_model(
-        tmp_path / "m.onnx",
-        [node("Add", ["ids", "added"], ["more"]), node("Gather", ["table", "more"], ["y"])],
-        {"ids": ["n", len(added)]},
-        {"y": None},
-        {"table": floats(rows, 2), "added": integers(*added)},
-        types={"ids": INT64},
-    )
+    text = f"(int64[n,{len(added)}] ids) => (float[] y) {{ more = Add (ids, added) y = Gather (table, more) }}"
+    path = write_text(tmp_path / "m.onnx", text, {"table": floats(rows, 2), "added": integers(*added)})
     ids = random_inputs(load_graph(path, 200))["ids"]
     assert ids.min() >= 0 and least <= ids.max() < most
 
@@ -83,14 +68,8 @@ def test_masks_are_ones_positions_count_and_images_have_bytes(tmp_path: Path) ->
 
 
 def test_lengths_of_sequences_are_full(tmp_path: Path) -> None:
-    path = write_model(
-        tmp_path / "m.onnx",
-        [node("LSTM", ["x", "w", "r", "", "lens"], ["y"], hidden_size=2)],
-        {"x": [5, "batch", 3], "lens": ["batch"]},
-        {"y": None},
-        {"w": floats(1, 8, 3), "r": floats(1, 8, 2)},
-        types={"lens": TensorProto.INT32},
-    )
+    text = "(float[5,batch,3] x, int32[batch] lens) => (float[] y) { y = LSTM <hidden_size = 2> (x, w, r, , lens) }"
+    path = write_text(tmp_path / "m.onnx", text, {"w": floats(1, 8, 3), "r": floats(1, 8, 2)})
     assert random_inputs(load_graph(path, 3))["lens"].tolist() == [5, 5, 5]
 
 
@@ -108,13 +87,9 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def two_inputs(tmp_path: Path) -> Path:
-    return write_model(
-        tmp_path / "two.onnx",
-        [helper.make_node("Add", ["x", "z"], ["y"]), helper.make_node("Identity", ["words"], ["said"])],
-        {"x": ["batch", 2, 2], "z": [2], "words": ["batch", 1]},
-        {"y": None, "said": None},
-        types={"words": TensorProto.STRING, "said": TensorProto.STRING},
-    )
+    text = """(float[batch,2,2] x, float[2] z, string[batch,1] words) => (float[] y, string[] said)
+        { y = Add (x, z) said = Identity (words) }"""
+    return write_text(tmp_path / "two.onnx", text)
 
 
 def write_json(path: Path, data: object) -> Path:

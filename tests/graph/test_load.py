@@ -27,7 +27,7 @@ from gpuprof.graph.shapes import UnknownShapeError
 from gpuprof.runtime.batch_items import find_mixed_output
 from gpuprof.runtime.optimizer import find_refusal
 from tests.graph.odd_models import ODD, OddModel
-from tests.small_models import Dims, floats, integers, write_classifier, write_model, write_splitter
+from tests.small_models import Dims, floats, integers, write_classifier, write_model, write_splitter, write_text
 
 node = helper.make_node
 WHILE = """(float[N,64] x) => (float[N,64] y)
@@ -51,27 +51,14 @@ MOST_REFUSED_PCT = 6.0
 
 
 def _write(tmp_path: Path, text: str, opset: int = 17, weights: Mapping[str, np.ndarray] | None = None) -> Path:
-    """Write the model of a text ``(inputs) => (outputs) { nodes }`` in ONNX's syntax."""
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> g {text}')
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in (weights or {}).items())
-    onnx.save(model, tmp_path / "m.onnx")
-    return tmp_path / "m.onnx"
+    return write_text(tmp_path / "m.onnx", text, weights, opset)
 
 
 @pytest.fixture
 def convolution(tmp_path: Path) -> Path:
-    return write_model(
-        tmp_path / "net.onnx",
-        [
-            node("Conv", ["x", "w", "b"], ["c"], name="conv", kernel_shape=[3, 3]),
-            node("Relu", ["c"], ["r"]),
-            node("Flatten", ["r"], ["f"], name="flat"),
-            node("Gemm", ["f", "m"], ["y"], name="dense"),
-        ],
-        {"x": ["batch", 2, 5, 5]},
-        {"y": ["batch", 3]},
-        {"w": floats(4, 2, 3, 3), "b": floats(4), "m": floats(36, 3)},
-    )
+    text = """(float[batch,2,5,5] x) => (float[batch,3] y) { [conv] c = Conv <kernel_shape = [3,3]> (x, w, b)
+        r = Relu (c) [flat] f = Flatten (r) [dense] y = Gemm (f, m) }"""
+    return write_text(tmp_path / "net.onnx", text, {"w": floats(4, 2, 3, 3), "b": floats(4), "m": floats(36, 3)})
 
 
 def test_ops_have_shapes_flops_and_bytes_at_the_batch(convolution: Path) -> None:
@@ -373,13 +360,10 @@ def test_a_declared_shape_of_selected_elements_is_believed(tmp_path: Path) -> No
 
 
 class TestBadFiles:
-    def test_missing(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="cannot read model"):
-            load_graph(tmp_path / "none.onnx")
-
-    def test_a_directory(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="not a file"):
-            load_graph(tmp_path)
+    def test_a_missing_file_and_a_directory(self, tmp_path: Path) -> None:
+        for path, message in ((tmp_path / "none.onnx", "cannot read model"), (tmp_path, "not a file")):
+            with pytest.raises(InputError, match=message):
+                load_graph(path)
 
     @pytest.mark.parametrize(
         "content", [b"", b"hello, world\n", b"\x00" * 50, np.random.default_rng(0).bytes(1000), b"\x08\x08"]
@@ -453,12 +437,8 @@ class TestExternalData:
         assert load_graph(path).sha256 != graph.sha256
 
     def test_small_external_shapes_are_known(self, tmp_path: Path) -> None:
-        path = write_model(
-            tmp_path / "m.onnx",
-            [node("Reshape", ["x", "t"], ["y"])],
-            {"x": ["n", 6]},
-            {"y": None},
-            {"t": integers(-1, 2, 3)},
+        path = _write(
+            tmp_path, "(float[n,6] x) => (float[] y) { y = Reshape (x, t) }", weights={"t": integers(-1, 2, 3)}
         )
         onnx.save(onnx.load(path), path, save_as_external_data=True, location="m.data", size_threshold=0)
         assert load_graph(path, 4).outputs[0].shape == (4, 2, 3)
@@ -490,13 +470,9 @@ class TestExternalData:
 
 
 def test_a_graph_says_which_sizes_were_assumed_and_which_were_given(tmp_path: Path) -> None:
-    path = write_model(
-        tmp_path / "m.onnx",
-        [node("Identity", ["tokens"], ["y"]), node("Identity", ["image"], ["z"])],
-        {"tokens": ["batch", "sequence"], "image": ["batch", 3, None, "width"]},
-        {"y": None, "z": None},
-        types={"tokens": TensorProto.INT64, "y": TensorProto.INT64},
-    )
+    text = """(int64[batch,sequence] tokens, float[batch,3,?,width] image) => (int64[] y, float[] z)
+        { y = Identity (tokens) z = Identity (image) }"""
+    path = _write(tmp_path, text)
     graph = load_graph(path, 2, dims={"width": 48})
     assert graph.sizes == (("image:2", 224), ("sequence", 128), ("width", 48))
     assert set(graph.assumed) == {"sequence", "image:2"}
@@ -539,9 +515,9 @@ def test_a_cache_of_keys_is_told_by_its_name_and_never_taken_for_a_picture(tmp_p
         assert graph.guessed == (() if usual else ("s20",))
 
 
-@pytest.mark.parametrize(("steps", "total", "is_machine_code_cached"), [(128, 256, False), (1, 129, True)])
+@pytest.mark.parametrize(("steps", "total", "is_squeezed"), [(128, 256, False), (1, 129, True)])
 def test_a_mask_with_a_name_of_its_own_is_as_long_as_the_past_and_the_new_tokens(
-    tmp_path: Path, steps: int, total: int, is_machine_code_cached: bool
+    tmp_path: Path, steps: int, total: int, is_squeezed: bool
 ) -> None:
     names: dict[str, Dims] = {
         "input_ids": ["s10", "s21"],
@@ -549,11 +525,7 @@ def test_a_mask_with_a_name_of_its_own_is_as_long_as_the_past_and_the_new_tokens
         "past_key_values.0.key": ["s10", 2, "s29", 8],
     }
     # torch.export keeps the one token of its example, whatever the input declares.
-    first = (
-        node("Squeeze", ["input_ids", "one"], ["y"])
-        if is_machine_code_cached
-        else node("Identity", ["input_ids"], ["y"])
-    )
+    first = node("Squeeze", ["input_ids", "one"], ["y"]) if is_squeezed else node("Identity", ["input_ids"], ["y"])
     nodes = [first, *(node("Identity", [name], [f"{name}_out"]) for name in names)]
     types = dict.fromkeys(("input_ids", "attention_mask", "y"), TensorProto.INT64)
     path = write_model(tmp_path / "m.onnx", nodes, names, {"y": None}, {"one": integers(1)}, types=types)
@@ -615,9 +587,7 @@ def test_a_model_whose_ops_nobody_knows_is_refused_to_estimators_and_has_its_inp
 
 
 def test_a_model_that_contradicts_itself_is_not_taken_for_one_that_only_a_run_shows(tmp_path: Path) -> None:
-    path = write_model(
-        tmp_path / "m.onnx", [node("MatMul", ["x", "w"], ["y"])], {"x": ["n", 3]}, {"y": None}, {"w": floats(4, 4)}
-    )
+    path = _write(tmp_path, "(float[n,3] x) => (float[] y) { y = MatMul (x, w) }", weights={"w": floats(4, 4)})
     with pytest.raises(InputError, match="contradicts its inputs"):
         load_runnable(path)
 

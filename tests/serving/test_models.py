@@ -18,7 +18,7 @@ from gpuprof.serving.transport.datatypes import FROM_ONNX, NUMPY_NAMES
 from gpuprof.serving.worker.runtime import OnnxRuntime
 from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, map_of, replica, running
-from tests.small_models import Dims, write_classifier, write_encoder, write_model, write_splitter
+from tests.small_models import Dims, integers, write_classifier, write_encoder, write_model, write_splitter, write_text
 
 pytestmark = serves_in_real_time
 
@@ -240,12 +240,6 @@ def test_a_model_that_relates_the_items_of_a_batch_is_served_by_batches_of_one_a
 
 
 def test_models_that_do_not_run_on_made_up_inputs_are_served_all_the_same(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"])]  # the open dimension must be 4
-    path = write_model(
-        tmp_path / "m.onnx",
-        nodes,
-        {"x": ["N", "length"]},
-        {"y": ["N", 2, 2]},
-        {"shape": np.array([-1, 2, 2], np.int64)},
-    )
+    text = "(float[N,length] x) => (float[N,2,2] y) { y = Reshape (x, shape) }"  # the open dimension must be 4
+    path = write_text(tmp_path / "m.onnx", text, {"shape": integers(-1, 2, 2)})
     assert OnnxRuntime("m", "1", path, 2, 1, ORT_CPU).spec.max_batch == 2
