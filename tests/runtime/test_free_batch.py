@@ -14,7 +14,7 @@ from gpuprof.runtime import batch_items
 from gpuprof.runtime.batch_items import BatchVerdicts, describe_mixing, find_mixed_output, mixed_output
 from gpuprof.runtime.free_batch import ensure_dynamic_batch, is_dynamic, rebatch
 from gpuprof.runtime.session import open_session
-from tests.small_models import Dims, floats, integers, write_classifier, write_model, write_splitter
+from tests.small_models import Dims, floats, integers, write_classifier, write_model, write_splitter, write_text
 
 node = helper.make_node
 Weights = dict[str, np.ndarray]
@@ -31,14 +31,15 @@ def run(path: Path, batch: int) -> list[np.ndarray]:
     return outputs
 
 
-def model(
-    directory: Path, nodes: list[NodeProto], x: Dims, y: Dims, weights: Weights | None = None, opset: int = 17
-) -> Path:
-    return write_model(directory / "m.onnx", nodes, {"x": x}, {"y": y}, weights, opset=opset)
+def model(directory: Path, nodes: str, x: Dims, y: Dims, weights: Weights | None = None, opset: int = 17) -> Path:
+    inputs, outputs = (", ".join(map(str, dims)) for dims in (x, y))
+    return write_text(
+        directory / "m.onnx", f"(float[{inputs}] x) => (float[{outputs}] y) {{ {nodes} }}", weights, opset
+    )
 
 
 def test_a_model_that_holds_no_batch_only_changes_its_declarations(tmp_path: Path) -> None:
-    path = model(tmp_path, [node("Relu", ["x"], ["y"])], [1, 3], [1, 3])
+    path = model(tmp_path, "y = Relu (x)", [1, 3], [1, 3])
     free = write_free(path)
     assert load_graph(free, 5).outputs[0].shape == (5, 3)
     assert [n.op_type for n in onnx.load(free).graph.node] == ["Relu"]
@@ -49,46 +50,23 @@ def test_a_model_that_holds_no_batch_only_changes_its_declarations(tmp_path: Pat
     ("target", "result"), [((6,), (6,)), ((2, -1), (2, 3)), ((0, 3), (2, 3)), ((2, 3, 1), (2, 3, 1))]
 )
 def test_reshapes_follow_a_batch(tmp_path: Path, fixed: int, target: tuple[int, ...], result: tuple[int, ...]) -> None:
-    nodes = [node("Reshape", ["x", "t"], ["y"])]
-    path = model(tmp_path, nodes, [fixed, 2, 3], [fixed, *result], {"t": integers(fixed, *target)})
+    weights = {"t": integers(fixed, *target)}
+    path = model(tmp_path, "y = Reshape (x, t)", [fixed, 2, 3], [fixed, *result], weights)
     assert run(write_free(path), 7)[0].shape == (7, *result)
 
 
-_HEADS = [
-    node("Reshape", ["x", "split"], ["a"]),
-    node("Transpose", ["a"], ["b"], perm=[0, 2, 1, 3]),
-    node("Reshape", ["b", "fold"], ["c"]),
-    node("Transpose", ["c"], ["k"], perm=[0, 2, 1]),
-    node("MatMul", ["c", "k"], ["scores"]),
-    node("MatMul", ["scores", "c"], ["d"]),
-    node("Reshape", ["d", "unfold"], ["e"]),
-    node("Transpose", ["e"], ["f"], perm=[0, 2, 1, 3]),
-    node("Reshape", ["f", "join"], ["y"]),
-]
-_HEAD_SHAPES = {
-    "split": integers(1, 5, 3, 4),
-    "fold": integers(3, 5, 4),
-    "unfold": integers(1, 3, 5, 4),
-    "join": integers(1, 5, 12),
-}
-_SECOND = [
-    node("Transpose", ["x"], ["a"], perm=[1, 0, 2]),
-    node("Reshape", ["a", "fold"], ["b"]),
-    node("MatMul", ["b", "w"], ["c"]),
-    node("Reshape", ["c", "unfold"], ["d"]),
-    node("Transpose", ["d"], ["y"], perm=[1, 0, 2]),
-]
-_STATES = [
-    node("Transpose", ["x"], ["t"], perm=[1, 0, 2]),
-    node("LSTM", ["t", "w", "r", "", "", "h", "c"], ["y"], hidden_size=2),
-]
+_HEADS = """a = Reshape (x, split) b = Transpose <perm = [0,2,1,3]> (a) c = Reshape (b, fold)
+    k = Transpose <perm = [0,2,1]> (c) scores = MatMul (c, k) d = MatMul (scores, c) e = Reshape (d, unfold)
+    f = Transpose <perm = [0,2,1,3]> (e) y = Reshape (f, join)"""
+_HEAD_SHAPES = {"split": integers(1, 5, 3, 4), "fold": integers(3, 5, 4)}
+_HEAD_SHAPES |= {"unfold": integers(1, 3, 5, 4), "join": integers(1, 5, 12)}
+_SECOND = """a = Transpose <perm = [1,0,2]> (x) b = Reshape (a, fold) c = MatMul (b, w) d = Reshape (c, unfold)
+    y = Transpose <perm = [1,0,2]> (d)"""
+_STATES = "t = Transpose <perm = [1,0,2]> (x) y = LSTM <hidden_size = 2> (t, w, r, , , h, c)"
 _STATE_WEIGHTS = {"w": floats(1, 8, 3), "r": floats(1, 8, 2), "h": floats(1, 1, 2), "c": floats(1, 1, 2)}
-_SIZES = [node("Resize", ["x", "", "", "sizes"], ["a"], mode="nearest"), node("Expand", ["a", "shape"], ["y"])]
+_SIZES = """a = Resize <mode = "nearest"> (x, , , sizes) y = Expand (a, shape)"""
 #: Rounds by the largest value of the whole batch, so that outputs move by a step with the batch.
-_ROUNDED = [
-    node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
-    node("DequantizeLinear", ["q", "scale", "zero"], ["y"]),
-]
+_ROUNDED = "q, scale, zero = DynamicQuantizeLinear (x) y = DequantizeLinear (q, scale, zero)"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +76,7 @@ _ROUNDED = [
         (_SECOND, [2, 5, 3], [2, 5, 4],
          {"fold": integers(10, 3), "w": floats(3, 4), "unfold": integers(5, 2, 4)}, 6, (6, 5, 4)),
         (_STATES, [1, 5, 3], [5, 1, 1, 2], _STATE_WEIGHTS, 4, (5, 1, 4, 2)),
-        ([node("Slice", ["x", "starts", "ends"], ["y"])], [2, 5], [2, 3],
+        ("y = Slice (x, starts, ends)", [2, 5], [2, 3],
          {"starts": integers(0, 1), "ends": integers(2, 4)}, 6, (6, 3)),
         (_SIZES, [2, 1, 2, 2], [2, 3, 4, 4],
          {"sizes": integers(2, 1, 4, 4), "shape": integers(2, 3, 4, 4)}, 5, (5, 3, 4, 4)),
@@ -108,22 +86,21 @@ _ROUNDED = [
 )  # fmt: skip
 @pytest.mark.parametrize("opset", [13, 17])
 def test_constants_that_hold_the_batch_follow_it(
-    tmp_path: Path, nodes: list[NodeProto], x: Dims, y: Dims, weights: Weights, batch: int, shape: Dims, opset: int
+    tmp_path: Path, nodes: str, x: Dims, y: Dims, weights: Weights, batch: int, shape: Dims, opset: int
 ) -> None:
     assert run(write_free(model(tmp_path, nodes, x, y, weights, opset)), batch)[0].shape == shape
 
 
 def test_a_token_that_is_joined_to_each_sample_is_repeated(tmp_path: Path) -> None:
-    path = model(
-        tmp_path, [node("Concat", ["token", "x"], ["y"], axis=1)], [1, 4, 3], [1, 5, 3], {"token": floats(1, 1, 3)}
-    )
+    weights = {"token": floats(1, 1, 3)}
+    path = model(tmp_path, "y = Concat <axis = 1> (token, x)", [1, 4, 3], [1, 5, 3], weights)
     y = run(write_free(path), 3)[0]
     assert y.shape == (3, 5, 3)
     np.testing.assert_array_equal(y[:, 0], np.repeat(floats(1, 1, 3)[0], 3, axis=0))
 
 
 def test_another_fixed_batch_is_set(tmp_path: Path) -> None:
-    path = model(tmp_path, [node("Reshape", ["x", "t"], ["y"])], [1, 2, 3], [1, 6], {"t": integers(1, 6)})
+    path = model(tmp_path, "y = Reshape (x, t)", [1, 2, 3], [1, 6], {"t": integers(1, 6)})
     fixed = write_free(path, 8)
     assert [d.dim_value for d in onnx.load(fixed).graph.output[0].type.tensor_type.shape.dim] == [8, 6]
     assert run(fixed, 8)[0].shape == (8, 6)
@@ -149,7 +126,7 @@ def test_nodes_that_mix_samples_are_named(tmp_path: Path, name: str, nodes: list
 
 
 def test_inputs_that_are_free_while_a_constant_holds_the_batch_are_rewritten(tmp_path: Path) -> None:
-    path = model(tmp_path, [node("Reshape", ["x", "t"], ["y"])], ["n", 2, 3], ["n", 6], {"t": integers(1, 6)})
+    path = model(tmp_path, "y = Reshape (x, t)", ["n", 2, 3], ["n", 6], {"t": integers(1, 6)})
     assert not is_dynamic(path)
     free = ensure_dynamic_batch(path, tmp_path / "copies")
     assert is_dynamic(free)
@@ -158,13 +135,8 @@ def test_inputs_that_are_free_while_a_constant_holds_the_batch_are_rewritten(tmp
 
 
 def test_external_data_goes_along(tmp_path: Path) -> None:
-    path = model(
-        tmp_path,
-        [node("MatMul", ["x", "w"], ["a"]), node("Reshape", ["a", "t"], ["y"])],
-        [1, 8],
-        [1, 2, 2],
-        {"w": floats(8, 4), "t": integers(1, 2, 2)},
-    )
+    weights = {"w": floats(8, 4), "t": integers(1, 2, 2)}
+    path = model(tmp_path, "a = MatMul (x, w) y = Reshape (a, t)", [1, 8], [1, 2, 2], weights)
     onnx.save(onnx.load(path), path, save_as_external_data=True, location="m.data", size_threshold=100)
     (tmp_path / "out").mkdir()
     rebatch(path, tmp_path / "out" / "m.onnx")

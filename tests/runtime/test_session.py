@@ -25,7 +25,7 @@ from gpuprof.runtime.outputs import is_collection, is_sequence_of_maps, to_numbe
 from gpuprof.runtime.providers import ORT_CPU
 from gpuprof.runtime.session import SESSION_CONFIG, open_session, session_settings
 from tests.profiling.models import write_mlp, write_strange
-from tests.small_models import floats, integers, write_model
+from tests.small_models import floats, integers, write_model, write_text
 
 
 def test_idle_threads_do_not_spin(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_outputs_that_overflow_after_conversion_are_refused(tmp_path: Path, monk
         planning.convert_models(planning.parse_models([str(path)]), tmp_path, ORT_CPU)
 
 
-def _network(path: Path, domain: str = "") -> Path:
+def _network(path: Path, relu: str = "Relu") -> Path:
     """Write two wide layers whose ReLU and batch normalisation the runtime fuses into the convolution."""
     random = np.random.default_rng(0)
     weights = {
@@ -162,16 +162,10 @@ def _network(path: Path, domain: str = "") -> Path:
         **{name: random.uniform(0.5, 1.0, 32) for name in ("scale", "shift", "mean", "variance")},
         "dense": random.normal(size=(32, 2000)),
     }
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
-        helper.make_node("BatchNormalization", ["c", "scale", "shift", "mean", "variance"], ["n"], name="norm"),
-        helper.make_node("Relu", ["n"], ["r"], name="relu", domain=domain),
-        helper.make_node("GlobalAveragePool", ["r"], ["p"], name="pool"),
-        helper.make_node("Flatten", ["p"], ["f"], name="flat"),
-        helper.make_node("MatMul", ["f", "dense"], ["y"], name="last"),
-    ]
-    small = {name: value.astype(np.float32) for name, value in weights.items()}
-    return write_model(path, nodes, {"x": ["N", 16, 8, 8]}, {"y": ["N", 2000]}, small)
+    text = f"""(float[N,16,8,8] x) => (float[N,2000] y) {{ [conv] c = Conv <pads = [1,1,1,1]> (x, w)
+        [norm] n = BatchNormalization (c, scale, shift, mean, variance) [relu] r = {relu} (n)
+        [pool] p = GlobalAveragePool (r) [flat] f = Flatten (p) [last] y = MatMul (f, dense) }}"""
+    return write_text(path, text, {name: value.astype(np.float32) for name, value in weights.items()})
 
 
 def test_the_same_nodes_are_found_without_the_weights_as_with_them(tmp_path: Path) -> None:
@@ -195,7 +189,7 @@ def test_external_weights_are_not_read(tmp_path: Path) -> None:
 
 
 def test_a_model_that_the_runtime_refuses_is_not_known(tmp_path: Path) -> None:
-    assert executed_nodes(_network(tmp_path / "odd.onnx", domain="nobody")) is None
+    assert executed_nodes(_network(tmp_path / "odd.onnx", "com.microsoft.Unheard")) is None
 
 
 @pytest.mark.parametrize(
@@ -244,23 +238,18 @@ def _sleep(path: Path) -> None:
     time.sleep(60.0)
 
 
-def _embedding(path: Path, kind: int = TensorProto.FLOAT) -> ModelGraph:
+def _embedding(path: Path, kind: str = "float") -> ModelGraph:
     """Token ids in, a product of what they stand for out: as language models have it."""
-    dtype = np.float16 if kind == TensorProto.FLOAT16 else np.float32
-    weights = {"table": np.ones((32, 8), dtype), "matrix": np.ones((8, 4), dtype)}
-    nodes = [
-        helper.make_node("Gather", ["table", "ids"], ["found"]),
-        helper.make_node("MatMul", ["found", "matrix"], ["y"]),
-    ]
-    types = {"ids": TensorProto.INT64, "y": kind}
-    return load_graph(write_model(path, nodes, {"ids": ["N", 6]}, {"y": ["N", 6, 4]}, weights, types=types), 2)
+    dtype = np.float16 if kind == "float16" else np.float32
+    text = f"(int64[N,6] ids) => ({kind}[N,6,4] y) {{ found = Gather (table, ids) y = MatMul (found, matrix) }}"
+    return load_graph(write_text(path, text, {"table": np.ones((32, 8), dtype), "matrix": np.ones((8, 4), dtype)}), 2)
 
 
 @pytest.mark.parametrize(("name", "expected"), [("v100", "float32"), ("t4", "float32"), ("a100-80", "tf32")])
 def test_float32_is_computed_in_tf32_where_the_gpu_has_it(tmp_path: Path, name: str, expected: str) -> None:
     graph = _embedding(tmp_path / "m.onnx")
     assert executed_variant(graph, device(name)).precision == expected
-    assert executed_variant(_embedding(tmp_path / "h.onnx", TensorProto.FLOAT16), device(name)).precision == ("float16")
+    assert executed_variant(_embedding(tmp_path / "h.onnx", "float16"), device(name)).precision == "float16"
 
 
 def test_the_variant_has_the_runtime_and_the_precision_of_the_arithmetic_not_of_the_token_ids(tmp_path: Path) -> None:
