@@ -3,17 +3,16 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpuprof.domain.deployment import read_map
 from gpuprof.graph.merged_model import read_merged
-from gpuprof.kernel_db.schema import ModelRow, RunRow
-from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.machine.cpu import local_cpu
 from tests.command_line import CommandLine
+from tests.estimators.rows import database, measured_row
 from tests.merging.models import finetune_model, residual, save, transformer
 from tests.reruns import serves_in_real_time
 
@@ -32,32 +31,21 @@ def here(here: Path) -> Path:
     return here
 
 
-def write_profiles(here: Path, times: Times, files: Mapping[str, str] | None = None, run: str = "r1") -> None:
+def write_profiles(here: Path, times: Times) -> None:
     """Write a database in which a batch of n takes (start + n · each) / share."""
-    device, rows = local_cpu(), []
+    rows = []
     for model, (start, each) in times.items():
-        path = here / (files or {}).get(model, f"tuned-{model}.onnx")
+        path = here / f"tuned-{model}.onnx"
+        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
         rows += [
-            ModelRow(
-                run_id=run,
-                model=model,
-                device=device.name,
-                batch=batch,
-                sm_share_pct=share,
-                model_path=str(path),
-                model_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
-                repeats=100,
-                latency_mean_ms=(start + batch * each) * 100.0 / share,
-                latency_std_ms=0.1,
-                memory_peak_bytes=2**20,
-                weight_bytes=2**16,
+            measured_row(
+                model, batch, (start + batch * each) * 100.0 / share, device=local_cpu().name, share=share,
+                path=str(path), sha256=sha256, repeats=100, std_ms=0.1, memory=2**20,
             )
             for batch in (1, 2, 4)
             for share in (50.0, 100.0)
-        ]
-    store = here / "gpuprof-db"
-    db = KernelDb(store) if store.exists() else KernelDb.create(store)
-    db.append(Run(RunRow(run, datetime(2026, 1, 1, tzinfo=UTC), device.name, "test", "net"), models=rows))
+        ]  # fmt: skip
+    database(here / "gpuprof-db", [replace(row, weight_bytes=2**16) for row in rows])
 
 
 def slo(here: Path, **models: tuple[float, float]) -> None:

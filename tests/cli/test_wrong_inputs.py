@@ -3,15 +3,14 @@
 import json
 import os
 import shlex
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from gpuprof.cli.main import main
 from gpuprof.domain.catalogue import datasets
-from gpuprof.kernel_db.schema import ModelRow, RunRow
-from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
+from gpuprof.kernel_db.schema import ModelRow
+from tests.estimators.rows import database
 from tests.export.test_export import MAP
 from tests.small_models import floats, write_model
 
@@ -222,8 +221,6 @@ def _write_broken_model(folder: Path) -> None:
 def test_a_wrong_input_is_refused_in_one_line_with_a_remedy(
     line: str, named: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import shlex
-
     monkeypatch.chdir(folder)
     for name in [name for name in os.environ if name.startswith("GPUPROF_")]:
         monkeypatch.delenv(name)
@@ -246,20 +243,15 @@ _NOT_IGNITER = "no model was measured on h100 with all of iGniter's metrics"
 def failures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with demands, a database of failures, one of a V100, and a map of a model that fails."""
     made = tmp_path_factory.mktemp("nothing-known")
-    now = datetime.now(UTC)
-    run = RunRow(run_id=new_run_id(now), started_at=now, device="a100-80", collector="test", model="net")
-    failed = [
-        ModelRow(run_id=run.run_id, model="net", device="a100-80", batch=batch, error="CUDA out of memory")
-        for batch in (1, 2, 4)
-    ]
-    KernelDb.create(made / "failed-db").append(Run(run, models=failed))
+    error = "CUDA out of memory"
+    database(made / "failed-db", [ModelRow("r1", "net", "a100-80", batch, error=error) for batch in (1, 2, 4)])
     (made / "slo.csv").write_text("model,rate_rps,slo_ms\nnet,50,100\n")
     (made / "alexnet.csv").write_text("model,rate_rps,slo_ms\nalexnet,50,100\n")
     (made / "same.csv").write_text("service,model,rate_rps,slo_ms\ns,alexnet,50,100\ns,resnet50,20,100\n")
     (made / "taken.csv").write_text("service,model,rate_rps,slo_ms\nalexnet,resnet50,50,100\nalexnet,alexnet,9,100\n")
-    database = str(made / "v100-db")
-    assert main(["db", "import", str(datasets() / "v100_profiles.csv"), "--db", database]) == 0
-    words = ("place", "--slo-file", str(made / "alexnet.csv"), "--db", database, "--gpus", "v100", "--policy", "ffd")
+    v100 = str(made / "v100-db")
+    assert main(["db", "import", str(datasets() / "v100_profiles.csv"), "--db", v100]) == 0
+    words = ("place", "--slo-file", str(made / "alexnet.csv"), "--db", v100, "--gpus", "v100", "--policy", "ffd")
     assert main([*words, "-o", str(made / "good.json")]) == 0
     content = json.loads((made / "good.json").read_text().replace("alexnet", "net").replace('"v100"', '"a100-80"'))
     (made / "map.json").write_text(json.dumps(content | {"planned_with": {}}))

@@ -1,6 +1,5 @@
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,11 @@ from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.estimate import MEASURED, Estimate, Figure
 from gpuprof.domain.share import Share
 from gpuprof.errors import GpuprofError, InputError
-from gpuprof.kernel_db.schema import DeviceRow, ModelRow, RunRow
-from gpuprof.kernel_db.store import KernelDb, Run
+from gpuprof.kernel_db.schema import DeviceRow, ModelRow
 from gpuprof.pipeline.devices import resolve_device
 from gpuprof.pipeline.estimate import describe_full_occupancy
 from gpuprof.pipeline.problem import PlanningOptions
+from tests.estimators.rows import database
 from tests.profiling.models import write_mlp
 from tests.small_models import write_model
 
@@ -115,10 +114,8 @@ def test_a_gpu_of_this_machine_is_known_though_the_catalogue_lacks_it(monkeypatc
 
 
 def test_of_a_device_that_was_profiled_without_its_peak_rates_that_is_said(tmp_path: Path) -> None:
-    run = RunRow("r1", datetime(2026, 1, 1, tzinfo=UTC), "frobnicator-9000", "cupti", "net")
-    db = KernelDb.create(tmp_path / "db")
     measured = ModelRow("r1", "net", "frobnicator-9000", 1, latency_p50_ms=2.0)
-    db.append(Run(run, models=[measured], devices=[DeviceRow("r1", "frobnicator-9000", "gpu", 132)]))
+    db = database(tmp_path / "db", [measured], [DeviceRow("r1", "frobnicator-9000", "gpu", 132)])
     with pytest.raises(InputError, match="its peak rates are not known"):
         resolve_device(None, db)
 

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import ssl
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ import trustme
 
 from gpuprof.cli.main import main
 from gpuprof.domain.deployment import read_map
-from gpuprof.kernel_db.schema import ModelRow, RunRow
-from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.load.load import RequestStream
 from gpuprof.load.target import Target
 from gpuprof.machine.cpu import local_cpu
+from tests.estimators.rows import database, measured_row
 from tests.reruns import serves_in_real_time
 from tests.serving.change.test_adapt import Loaded
 from tests.serving.change.test_shadow import decisions
@@ -100,17 +98,14 @@ def _workers() -> set[int]:
 @needs_ray
 @pytest.mark.slow
 def test_in_a_cluster_too_the_map_follows_the_load(here: Path, cluster: RayCluster) -> None:
-    device = local_cpu().name
     rows = [
-        ModelRow(
-            run_id="r1", model="net", device=device, batch=1, sm_share_pct=share, model_path="null:4",
-            model_sha256="0" * 64, repeats=100, latency_mean_ms=1000.0 / share, latency_std_ms=0.0,
-            memory_peak_bytes=2**26,
+        measured_row(
+            "net", 1, 1000.0 / share, device=local_cpu().name, share=share, path="null:4", sha256="0" * 64,
+            repeats=100, std_ms=0.0, memory=2**26,
         )
         for share in (25.0, 50.0, 75.0, 100.0)
     ]  # fmt: skip
-    run = RunRow("r1", datetime(2026, 1, 1, tzinfo=UTC), device, "test", "net")
-    KernelDb.create(here / "gpuprof-db").append(Run(run, models=rows))
+    database(here / "gpuprof-db", rows)
     (here / "slo.csv").write_text("model,rate_rps,slo_ms\nnet,20,400\n")
     assert main(["place", "-o", "first.json", "--max-batch", "1"]) == 0
     document = json.loads((here / "first.json").read_text())

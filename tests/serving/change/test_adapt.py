@@ -4,7 +4,6 @@ import asyncio
 import json
 import threading
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,8 +11,6 @@ import pytest
 
 from gpuprof.cli.main import main
 from gpuprof.domain.deployment import DeploymentMap, parse_map, read_map
-from gpuprof.kernel_db.schema import ModelRow, RunRow
-from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.load.load import LoadSettings, RequestStream, run_load
 from gpuprof.load.report import ModelResult
 from gpuprof.load.target import Target
@@ -23,6 +20,7 @@ from gpuprof.serving.change.window import ObservedLoad
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
 from tests.command_line import CommandLine
+from tests.estimators.rows import database, measured_row
 from tests.reruns import serves_in_real_time
 from tests.serving.change.test_bounds import observe_window
 from tests.serving.change.test_shadow import decisions
@@ -146,15 +144,13 @@ def placed_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def place_on(folder: Path, monkeypatch: pytest.MonkeyPatch, gpus: str, table: str) -> None:
     """Write a database with a model that takes 40 ms on the whole of a V100, and a map for what is asked of it."""
     rows = [
-        ModelRow(
-            run_id="r1", model="net", device="v100", batch=1, sm_share_pct=share, model_path="net.onnx",
-            model_sha256="0" * 64, repeats=100, latency_mean_ms=4000.0 / share, latency_std_ms=0.0,
-            memory_peak_bytes=2**28,
+        measured_row(
+            "net", 1, 4000.0 / share, device="v100", share=share, path="net.onnx", sha256="0" * 64, repeats=100,
+            std_ms=0.0, memory=2**28,
         )
         for share in (25.0, 50.0, 75.0, 100.0)
     ]  # fmt: skip
-    run = RunRow("r1", datetime(2026, 1, 1, tzinfo=UTC), "v100", "test", "net")
-    KernelDb.create(folder / "gpuprof-db").append(Run(run, models=rows))
+    database(folder / "gpuprof-db", rows)
     (folder / "slo.csv").write_text(table)
     monkeypatch.chdir(folder)
     assert main(["place", "-o", "first.json", "--gpus", gpus, "--max-batch", "1"]) == 0
