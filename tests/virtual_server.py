@@ -8,9 +8,8 @@ import asyncio
 import contextlib
 import selectors
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -39,53 +38,23 @@ class Outage:
     end_ms: float | None = None
 
 
-@dataclass(frozen=True)
-class SlowPhase:
-    """The batches of a replica that begin in this time, in ms, take ``factor`` times as long; infinite: it is stopped.
-
-    What runs when it is stopped is delayed by the whole phase.
-    """
-
-    replica: int
-    begin_ms: float
-    end_ms: float
-    factor: float = float("inf")
-
-
-@dataclass(frozen=True)
-class VirtualRequest:
-    """A request: when it comes, by when it wants its answer (None: the SLO), and for whom."""
-
-    at_ms: float
-    priority: int = 0
-    timeout_ms: float | None = None
-    client: str = ""
-
-
 @dataclass
 class VirtualRun:
-    """What became of the requests, in their order: ms until the answer, None where there was none."""
+    """What became of the requests that came at these times: ms until the answer, None where there was none."""
 
-    requests: Sequence[VirtualRequest]
-    took_ms: list[float | None] = field(default_factory=list)
+    arrivals_ms: Sequence[float]
+    took_ms: list[float | None]
 
     @property
     def latencies_ms(self) -> dict[float, float]:
         """Latency by the time of arrival, of those that were answered."""
-        pairs = zip(self.requests, self.took_ms, strict=True)
-        return {request.at_ms: took for request, took in pairs if took is not None}
+        pairs = zip(self.arrivals_ms, self.took_ms, strict=True)
+        return {arrival_ms: took for arrival_ms, took in pairs if took is not None}
 
     @property
     def failed(self) -> int:
         """Requests without an answer."""
         return sum(took is None for took in self.took_ms)
-
-    def in_time(self, slo_ms: float, begin_ms: float = 0.0, end_ms: float = float("inf")) -> int:
-        """Return how many of those that came in a time were answered within ``slo_ms``."""
-        pairs = zip(self.requests, self.took_ms, strict=True)
-        return sum(
-            begin_ms <= request.at_ms < end_ms and took is not None and took <= slo_ms for request, took in pairs
-        )
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -111,9 +80,7 @@ class _Jumping(selectors.SelectSelector):
 
 
 class _Worker(SimulatedWorker):
-    """A worker that can end and be started again, be slow, and be stopped."""
-
-    factor = 1.0
+    """A worker that can end and be started again."""
 
     def fail(self) -> None:
         self._ending = asyncio.ensure_future(self._end())
@@ -123,66 +90,39 @@ class _Worker(SimulatedWorker):
         self._free_at = 0.0
         self._on_ready(self.spec)
 
-    def slow_down(self, factor: float) -> None:
-        self.factor = factor
-
-    def stop_for(self, seconds: float) -> None:
-        now = self._loop.time()
-        for number, timer in list(self._timers.items()):
-            timer.cancel()
-            self._timers[number] = self._loop.call_at(timer.when() + seconds, self._finish, self.sent[number], 0)
-        self._free_at = max(now, self._free_at) + seconds
-
-    def _draw_time_ms(self, rows: int) -> float:
-        return self.factor * super()._draw_time_ms(rows)
-
 
 def serve(
-    replicas: Sequence[Replica],
-    arrivals_ms: Sequence[float],
-    outages: Sequence[Outage] = (),
-    slo_ms: float = 1e6,
-    slow: Sequence[SlowPhase] = (),
+    replicas: Sequence[Replica], arrivals_ms: Sequence[float], outages: Sequence[Outage] = (), slo_ms: float = 1e6
 ) -> VirtualRun:
     """Play requests that come at these times, all of one model, through the runtime's own objects."""
-    return serve_requests(replicas, [VirtualRequest(at) for at in arrivals_ms], outages, slo_ms, slow)
-
-
-def serve_requests(
-    replicas: Sequence[Replica],
-    requests: Sequence[VirtualRequest],
-    outages: Sequence[Outage] = (),
-    slo_ms: float = 1e6,
-    slow: Sequence[SlowPhase] = (),
-) -> VirtualRun:
-    """Play requests, all of one model, through the runtime's own objects."""
     loop = VirtualLoop()
     with contextlib.ExitStack() as stack:
         clock = SimpleNamespace(monotonic=loop.time, time=time.time, perf_counter=loop.time)
         for module in _MODULES:
             stack.enter_context(patch(f"gpuprof.serving.router.{module}.time", clock))
         stack.callback(loop.close)
-        return loop.run_until_complete(_play(loop, replicas, requests, outages, slo_ms, slow))
+        return loop.run_until_complete(_play(loop, replicas, arrivals_ms, outages, slo_ms))
 
 
 async def _play(
     loop: VirtualLoop,
     replicas: Sequence[Replica],
-    requests: Sequence[VirtualRequest],
+    arrivals_ms: Sequence[float],
     outages: Sequence[Outage],
     slo_ms: float,
-    slow: Sequence[SlowPhase],
 ) -> VirtualRun:
     start = loop.time()
     model = ServedModel("m", slo_ms, Arena(1 << 20))
-    links = [await _start_replica(model, number, replica) for number, replica in enumerate(replicas)]
-    for at_ms, action in _events(outages, slow, links):
-        loop.call_at(start + at_ms / 1000.0, action)
-    run = VirtualRun(requests, [None] * len(requests))
-    for number, request in enumerate(requests):
-        loop.call_at(start + request.at_ms / 1000.0, _send, model, run, number, start)
-    last_s = max((request.at_ms for request in requests), default=0.0) / 1000.0
-    await asyncio.sleep(last_s + _DRAIN_S)
+    workers = [await _start_replica(model, number, replica) for number, replica in enumerate(replicas)]
+    for outage in outages:
+        for worker in workers[outage.replica]:
+            loop.call_at(start + outage.begin_ms / 1000.0, worker.fail)
+            if outage.end_ms is not None:
+                loop.call_at(start + outage.end_ms / 1000.0, worker.come_back)
+    run = VirtualRun(arrivals_ms, [None] * len(arrivals_ms))
+    for number, arrival_ms in enumerate(arrivals_ms):
+        loop.call_at(start + arrival_ms / 1000.0, _send, model, run, number, start)
+    await asyncio.sleep(max(arrivals_ms, default=0.0) / 1000.0 + _DRAIN_S)
     return run
 
 
@@ -201,38 +141,15 @@ async def _start_replica(model: ServedModel, number: int, replica: Replica) -> l
     return workers
 
 
-def _events(
-    outages: Sequence[Outage], slow: Sequence[SlowPhase], links: Sequence[Sequence[_Worker]]
-) -> Iterator[tuple[float, Callable[[], None]]]:
-    """Yield when something happens to a worker, and what."""
-    for outage in outages:
-        for link in links[outage.replica]:
-            yield outage.begin_ms, link.fail
-            if outage.end_ms is not None:
-                yield outage.end_ms, link.come_back
-    for phase in slow:
-        for link in links[phase.replica]:
-            if phase.factor == float("inf"):
-                yield phase.begin_ms, partial(link.stop_for, (phase.end_ms - phase.begin_ms) / 1000.0)
-            else:
-                yield phase.begin_ms, partial(link.slow_down, phase.factor)
-                yield phase.end_ms, partial(link.slow_down, 1.0)
-
-
 def _send(model: ServedModel, run: VirtualRun, number: int, start: float) -> None:
-    request = run.requests[number]
+    arrival_ms = run.arrivals_ms[number]
 
     def done(*_: object) -> None:
-        run.took_ms[number] = 1000.0 * (asyncio.get_running_loop().time() - start) - request.at_ms
+        run.took_ms[number] = 1000.0 * (asyncio.get_running_loop().time() - start) - arrival_ms
 
     def ignore_refusal(*_: object) -> None:
         pass
 
-    deadline_ms = model.slo_ms if request.timeout_ms is None else request.timeout_ms
-    arrived = start + request.at_ms / 1000.0
-    inference = Inference(
-        1, [InputTensor([1], b"")], None, arrived, deadline_ms, done, ignore_refusal, request.priority
-    )
-    inference.client = request.client
+    tensors, arrived = [InputTensor([1], b"")], start + arrival_ms / 1000.0
     with contextlib.suppress(RefusedError):
-        model.submit(inference)
+        model.submit(Inference(1, tensors, None, arrived, model.slo_ms, done, ignore_refusal))

@@ -45,7 +45,6 @@ def _kind(
 
 _MICROSOFT, _ML = ', "com.microsoft": 1', ', "ai.onnx.ml": 3'
 _W = {"w": _random(16, 8)}
-_SQUARE = {"w": _random(16, 16)}
 
 #: Inputs and outputs as few exporters declare them.
 _INPUTS = (

@@ -26,18 +26,6 @@ def trace(runs: int = 2) -> dict[str, Any]:
     return {"schemaVersion": 1, "deviceProperties": [gpu], "traceEvents": events}
 
 
-def trace_of_kernels(names: list[str], runs: int = 9) -> dict[str, Any]:
-    """Runs of a model that launches one kernel after another."""
-    events: list[dict[str, Any]] = []
-    for run in range(runs):
-        origin = 1000 * (run + 1)
-        events.append(_event("user_annotation", "gpuprof-run", origin, 900))
-        for place, name in enumerate(names):
-            called = origin + 10 + 100 * place
-            events += _launch(f"kernel_{name}", called + 10, called + 30, 100 * run + place + 1)
-    return {"schemaVersion": 1, "deviceProperties": [], "traceEvents": events}
-
-
 def write(path: Path, document: object) -> Path:
     path.write_text(json.dumps(document))
     return path

@@ -1,4 +1,3 @@
-import resource
 from collections.abc import Iterator
 
 import pytest
@@ -13,11 +12,3 @@ def null_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSer
     )
     with running(tmp_path_factory.mktemp("null"), document, "--max-body-mb", "4") as server:
         yield server
-
-
-@pytest.fixture
-def many_files() -> Iterator[None]:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)

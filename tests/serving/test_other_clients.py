@@ -1,4 +1,4 @@
-"""Clients of HTTP/2 and gRPC that others wrote, as they are: nghttp and h2load of Debian, @grpc/grpc-js of npm."""
+"""A client of gRPC that others wrote, as it is: @grpc/grpc-js of npm."""
 
 import json
 import os
@@ -19,9 +19,6 @@ pytestmark = pytest.mark.slow
 CLIENT = Path(__file__).with_name("grpc_js_client.js")
 PROTO = Path(str(files("gpuprof.serving.protocol").joinpath("open_inference.proto")))
 MODULES = Path(sys.prefix) / "grpc-js" / "node_modules"
-HEADERS = ["-H", "content-type: application/grpc", "-H", "te: trailers"]
-needs_nghttp = pytest.mark.skipif(shutil.which("nghttp") is None, reason="no nghttp here: Debian's nghttp2-client")
-needs_h2load = pytest.mark.skipif(shutil.which("h2load") is None, reason="no h2load here: Debian's nghttp2-client")
 needs_grpc_js = pytest.mark.skipif(
     shutil.which("node") is None or not MODULES.is_dir(), reason="no @grpc/grpc-js here: .ci/install-grpc-js.sh"
 )
@@ -33,13 +30,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     document = map_of(models, [replica("small"), replica("large")], slo_ms=60_000.0)
     with running(tmp_path_factory.mktemp("asked"), document, "--grpc-port", "0") as started:
         yield started
-
-
-@pytest.fixture
-def empty_message(tmp_path: Path) -> Path:
-    path = tmp_path / "message"
-    path.write_bytes(bytes(5))
-    return path
 
 
 @needs_grpc_js
