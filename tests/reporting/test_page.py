@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuprof.domain.arrival_process import GammaArrivals
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.deployment import (
     DeployedModel,
@@ -42,25 +43,18 @@ from gpuprof.reporting.chart import (
     tick_text,
 )
 from gpuprof.reporting.document import Section, Table, page, read_json, sections_of
-from gpuprof.reporting.figures import batch_and_share_figures, map_figure, roofline_figure, timeline_figure
+from gpuprof.reporting.figures import batch_and_share_figures, cdf_figure, map_figure, roofline_figure, timeline_figure
+from gpuprof.simulator.cluster import Failure, SimulationOptions
+from gpuprof.simulator.engine import simulate
+from tests.simulator.maps import make_map, replica
 
-STAGES = ("network", "batching", "queue", "service")
-LOAD = [
-    {
-        "model": "resnet50",
-        "slo_ms": 30.0,
-        "rate_rps": 100.0,
-        "goodput_rps": 99.0,
-        "p50_ms": 11.0,
-        "p95_ms": 15.0,
-        "p99_ms": 18.0,
-        "predicted_p99_ms": 19.5,
-        "lag_p99_ms": 0.2,
-    }
+LOAD: list[dict[str, object]] = [
+    {"model": "resnet50", "slo_ms": 30.0, "rate_rps": 100.0, "goodput_rps": 99.0, "predicted_p99_ms": 19.5}
+    | {"p50_ms": 11.0, "p95_ms": 15.0, "p99_ms": 18.0, "lag_p99_ms": 0.2}
 ]
 
 
-def a_map(policy: str = "p", cost: float | None = 4.0) -> DeploymentMap:
+def a_map() -> DeploymentMap:
     def part(model: str, share: float) -> Replica:
         prediction = ReplicaPrediction(latency_ms=5.0, throughput_rps=200.0, goodput_rps=100.0, source="measured")
         return Replica(model=model, batch=4, sm_share_pct=share, rate_rps=100.0, predicted=prediction)
@@ -70,53 +64,19 @@ def a_map(policy: str = "p", cost: float | None = 4.0) -> DeploymentMap:
         Partition(mig=MigInstance(profile="2g.20gb", start=0), replicas=(part("a", 100.0),)),
     )
     return DeploymentMap(
-        policy=policy,
+        policy="p",
         models={name: DeployedModel(rate_rps=100.0, slo_ms=30.0) for name in ("a", "<b>")},
         nodes=(Node(name="node0", gpus=(Gpu(index=0, device="a100-80", partitions=partitions),)),),
-        predicted=MapPrediction(gpus=1, cost_per_hour=cost, goodput_rps=200.0),
+        predicted=MapPrediction(gpus=1, cost_per_hour=4.0, goodput_rps=200.0),
     )
 
 
 def simulation() -> dict[str, Any]:
-    missed = dict.fromkeys((*STAGES, "refused", "full", "failed"), 0) | {"queue": 3, "refused": 1}
-    model = {
-        "model": "a",
-        "slo_ms": 30.0,
-        "requests": 100,
-        "rate_rps": 50.0,
-        "goodput_rps": 48.0,
-        "in_time_pct": 96.0,
-        "p50_ms": 9.0,
-        "p95_ms": 20.0,
-        "p99_ms": 35.0,
-        "stage_mean_ms": dict.fromkeys(STAGES, 2.0),
-        "missed": missed,
-    }
-    series = {
-        "model": "a",
-        "arrived": [60, 40],
-        "answered": [59, 40],
-        "in_time": [56, 40],
-        "stage_mean_ms": {stage: [2.0, None] for stage in STAGES},
-        "latency_ms": [5.0, 9.0, 40.0],
-        "fraction": [0.1, 0.5, 1.0],
-    }
-    replica = {"place": "node0/0", "model": "a", "utilization": 0.7}
-    return {
-        "schema": "gpuprof.simulation/1",
-        "method": "events",
-        "requests": 100,
-        "duration_s": 2.0,
-        "seed": 0,
-        "models": [model],
-        "series": [series],
-        "times_s": [0.0, 1.0, 2.0],
-        "replicas": [replica],
-        "epochs": [
-            {"begin_s": 0.0, "end_s": 1.0, "gpus": 1, "cost_per_hour": None, "started": 0},
-            {"begin_s": 1.0, "end_s": 2.0, "gpus": 2, "cost_per_hour": None, "started": 1},
-        ],
-    }
+    arrivals, options = {"a": GammaArrivals(50.0)}, SimulationOptions(2.0, failures=(Failure("node0", 0, 1.0),))
+    outcome = simulate(make_map([[replica("a", [9.0])]], slo_ms=30.0), arrivals, options)
+    document: dict[str, Any] = json.loads(json.dumps(outcome.document()))
+    epochs = [{"begin_s": float(i), "end_s": i + 1.0, "gpus": i + 1, "cost_per_hour": None} for i in (0, 1)]
+    return document | {"epochs": epochs}
 
 
 def ops() -> list[OpRow]:
@@ -303,8 +263,6 @@ def test_sources_with_sections_of_one_name_are_told_apart(tmp_path: Path) -> Non
 
 
 def test_a_distribution_rises_from_nothing_and_predictions_are_named_in_words() -> None:
-    from gpuprof.reporting.figures import cdf_figure
-
     chart = cdf_figure([{"model": "a", "latency_ms": [0.2, 0.3], "fraction": [0.9, 1.0]}], {"a": 5.0})
     assert (chart.lines[0].x, chart.lines[0].y) == ((0.2, 0.2, 0.3), (0.0, 90.0, 100.0))
     (section,) = sections_of([LOAD[0] | {"predicted_goodput_rps": 9.0}], "x.json")
@@ -312,8 +270,6 @@ def test_a_distribution_rises_from_nothing_and_predictions_are_named_in_words() 
 
 
 def test_an_slo_of_several_models_is_one_line_with_a_key_of_its_own() -> None:
-    from gpuprof.reporting.figures import cdf_figure
-
     series = [{"model": f"m{i}", "latency_ms": [0.2, 0.3], "fraction": [0.9, 1.0]} for i in range(24)]
     chart = cdf_figure(series, {f"m{i}": 20.0 for i in range(24)})
     assert [line.name for line in chart.lines if line.is_dashed] == ["SLO of 24 models: 20 ms"]
