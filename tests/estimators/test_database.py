@@ -215,9 +215,7 @@ def test_a_measured_colocation_is_used_as_measured(tmp_path: Path) -> None:
     assert estimate.latency_ms.value == pytest.approx(12.0)
 
 
-def test_without_colocations_a_neighbour_only_widens_the_interval(
-    estimator: DatabaseEstimator,
-) -> None:
+def test_without_colocations_a_neighbour_only_widens_the_interval(estimator: DatabaseEstimator) -> None:
     alone = estimator.estimate("net", CPU, 4, Share(50.0))
     beside = estimator.estimate("net", CPU, 4, Share(50.0), beside=[Workload("net", 4, Share(50.0))])
     assert beside.latency_ms.value == alone.latency_ms.value and beside.latency_ms.upper() > alone.latency_ms.upper()

@@ -82,7 +82,7 @@ def test_replicas_that_take_turns_have_a_server_on_the_cores_of_their_share(
         for path in ("node0-gpu0-a/a", "node0-gpu0-a/b", "node0-gpu0-c/c")
     )
     assert files["node0-gpu0-a/server.options"].split() == [
-        f"--host-policy=cores-{first}-{first + 1},cpu-cores={first}-{first + 1}",
+        f"--host-policy=cores-{first}-{first + 1},cpu-cores={first}-{first + 1}"
     ]
     assert files["node0-gpu0-c/server.options"].split() == [
         f"--host-policy=cores-{first + 2}-{first + 2},cpu-cores={first + 2}-{first + 2}"

@@ -115,10 +115,7 @@ def test_shepherd_gives_each_device_to_the_model_that_gains_most_from_it() -> No
     placement, _ = solve_and_check(Shepherd(), problem(demands, [(plain_device(), 2)], options=BUDGET))
     assert [
         [(replica.model, replica.batch, replica.rate_rps) for replica in gpu.replicas()] for gpu in placement.gpus
-    ] == [
-        [("a", 8, 800.0)],
-        [("b", 8, 150.0)],
-    ]
+    ] == [[("a", 8, 800.0)], [("b", 8, 150.0)]]
     assert {shortfall.model: shortfall.rate_rps for shortfall in placement.unplaced} == pytest.approx({"a": 100.0})
     assert len(solve_and_check(Shepherd(), problem(demands, options=BUDGET))[0].gpus) == 3
 
@@ -268,10 +265,7 @@ def test_memory_ends_how_many_take_turns() -> None:
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [
-        ({"sm_share_pct": 60.0}, "it must be one"),
-        ({"processes": 2}, "each must be one process of one model"),
-    ],
+    [({"sm_share_pct": 60.0}, "it must be one"), ({"processes": 2}, "each must be one process of one model")],
 )
 def test_the_check_refuses_turns_that_cannot_be_taken(change: dict[str, object], said: str) -> None:
     given = problem(LOW_RATES[:3])

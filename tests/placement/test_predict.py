@@ -120,10 +120,7 @@ class _UnsureEstimator(LinearEstimator):
 def test_of_equal_replicas_that_are_not_equally_sure_each_has_its_own_interval() -> None:
     given = problem([demand("m", 120.0, 40.0), demand("other", 1.0)], None, _UnsureEstimator())
     sure, unsure = replace(REPLICA, rate_rps=60.0), replace(REPLICA, model="other", rate_rps=1.0)
-    gpus = [
-        PlacedGpu("plain", (PlacedPartition((sure,)),)),
-        PlacedGpu("plain", (PlacedPartition((sure, unsure)),)),
-    ]
+    gpus = [PlacedGpu("plain", (PlacedPartition((sure,)),)), PlacedGpu("plain", (PlacedPartition((sure, unsure)),))]
     predictor = Predictor(given, gpus)
     alone, beside = (predictor.replicas(plain_device(), gpu.partitions[0])[0].predicted for gpu in gpus)
     assert alone.p99_ms == beside.p99_ms

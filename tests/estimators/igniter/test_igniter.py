@@ -305,9 +305,7 @@ def test_it_says_what_the_equations_say_beside_neighbours(estimator: IgniterEsti
     assert estimate.latency_ms.value > estimator.estimate("resnet50", V100_DEVICE, 8, Share(30.0)).latency_ms.value
 
 
-def test_shares_are_multiples_of_the_unit_and_batches_end_at_the_largest_one(
-    estimator: IgniterEstimator,
-) -> None:
+def test_shares_are_multiples_of_the_unit_and_batches_end_at_the_largest_one(estimator: IgniterEstimator) -> None:
     shares = estimator.shares("vgg19", V100_DEVICE)
     assert (shares[0], shares[-1], len(shares)) == (Share(2.5), Share(), 40)
     assert estimator.batches("vgg19", V100_DEVICE, Share())[-1] == 32

@@ -73,9 +73,7 @@ def model(world: tuple[Path, TrainingSet]) -> LearnedModel:
     return fit_with_intervals(world[1], QUICK)
 
 
-def test_a_row_of_the_database_and_its_node_of_the_graph_have_equal_features(
-    world: tuple[Path, TrainingSet],
-) -> None:
+def test_a_row_of_the_database_and_its_node_of_the_graph_have_equal_features(world: tuple[Path, TrainingSet]) -> None:
     folder, _ = world
     from gpuprof.kernel_db.records import read_records
     from gpuprof.kernel_db.store import KernelDb
@@ -100,9 +98,7 @@ def test_convolutions_are_told_apart_by_window_and_groups(tmp_path: Path) -> Non
     assert kind_of(replace(conv, op_type="Nobody")) == "other"
 
 
-def test_each_architecture_has_an_op_once_and_ops_without_time_are_left_out(
-    world: tuple[Path, TrainingSet],
-) -> None:
+def test_each_architecture_has_an_op_once_and_ops_without_time_are_left_out(world: tuple[Path, TrainingSet]) -> None:
     _, data = world
     assert data.architectures == ("deep", "mixed", "thin", "wide")
     # 5 + 4 + 3 + 2 convolutions, a pool, a view and a product each; the second of "wide" is not like its first.

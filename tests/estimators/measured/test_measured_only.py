@@ -78,9 +78,7 @@ def test_by_ushers_premise_a_share_of_what_is_required_costs_nothing(db: KernelD
         estimator.estimate("net", GPU, 4, Share(29.0))
 
 
-def test_a_part_of_a_batch_is_as_quick_as_those_around_it_and_requires_the_larger_one(
-    tmp_path: Path,
-) -> None:
+def test_a_part_of_a_batch_is_as_quick_as_those_around_it_and_requires_the_larger_one(tmp_path: Path) -> None:
     rows = [measured_row("net", batch, 2.0 + batch, device=GPU.name, memory=1000) for batch in (2, 4)]
     rows = [replace(row, max_occupancy_pct=20.0 * row.batch, wavg_sm_util_pct=None) for row in rows]
     estimator = make_estimator("usher", database(tmp_path / "db", rows))
@@ -392,9 +390,7 @@ def test_between_measured_sizes_stands_the_line_as_over_the_batch(estimator: Dat
     assert estimator.batches("text[seq=160]", CPU, WHOLE) == (1, 4)
 
 
-def test_beyond_measured_sizes_the_op_costs_extend_the_nearest_widely(
-    estimator: DatabaseEstimator,
-) -> None:
+def test_beyond_measured_sizes_the_op_costs_extend_the_nearest_widely(estimator: DatabaseEstimator) -> None:
     estimate = estimator.estimate("text[seq=1024]", CPU, 1, WHOLE)
     nearest = estimator.estimate("text[seq=256]", CPU, 1, WHOLE)
     assert estimate.latency_ms.source == EXTRAPOLATED

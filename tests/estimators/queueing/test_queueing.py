@@ -197,9 +197,7 @@ def test_a_coarse_tail_is_within_a_fifth_of_the_fine_one(batch: int, processes: 
 
 
 @pytest.mark.parametrize("latency_ms", [(5000.0, 10.0), (5.0, 250.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0)])
-def test_a_batch_that_takes_longer_than_a_full_one_keeps_the_process_busy(
-    latency_ms: tuple[float, ...],
-) -> None:
+def test_a_batch_that_takes_longer_than_a_full_one_keeps_the_process_busy(latency_ms: tuple[float, ...]) -> None:
     server = BatchServer(latency_ms, len(latency_ms), 0.0)
     law = BatchQueue().sojourn(Arrivals(0.9 * server.capacity_rps), server)
     assert law.utilization == pytest.approx(1.0, abs=0.01)
@@ -283,13 +281,7 @@ def test_many_large_replicas_that_all_begin_idle_are_looked_at_once_they_are_out
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "shape",
-    [
-        GammaArrivals(1.0, 4.0),
-        BatchPoissonArrivals(1.0, 6),
-    ],
-)
+@pytest.mark.parametrize("shape", [GammaArrivals(1.0, 4.0), BatchPoissonArrivals(1.0, 6)])
 def test_a_pool_takes_arrivals_of_any_shape(shape: ArrivalProcess) -> None:
     servers, load = (server(4),) * 3, 0.7
     rate = load * capacity_rps(servers)

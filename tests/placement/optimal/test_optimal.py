@@ -383,9 +383,7 @@ def test_only_a_problem_of_which_some_figures_were_measured_is_restricted() -> N
         assert restrict_to_measured(problem([demand()], estimator=LinearEstimator(source=source))) is None
 
 
-def test_a_single_cheapest_device_is_the_minimum_without_any_program(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_single_cheapest_device_is_the_minimum_without_any_program(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("plan_by_program", "bound_by_time", "share_workers"):
         monkeypatch.setattr(optimal, name, lambda *arguments, name=name: pytest.fail(f"{name} was needed"))
     placement, _ = solve_and_check(OPTIMAL, problem([demand("m0", 20.0), demand("m1", 20.0)]))

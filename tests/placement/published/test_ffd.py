@@ -83,10 +83,7 @@ def test_a_rate_beyond_any_count_is_refused_and_not_tried(monkeypatch: pytest.Mo
     confidence=st.sampled_from([None, 0.9]),
 )
 def test_any_demands_and_fleet_give_a_sound_map_or_a_reason(
-    asked: list[tuple[float, float]],
-    counts: tuple[int | None, int | None],
-    slowdown: float,
-    confidence: float | None,
+    asked: list[tuple[float, float]], counts: tuple[int | None, int | None], slowdown: float, confidence: float | None
 ) -> None:
     demands = [demand(f"m{i}", rate, slo) for i, (rate, slo) in enumerate(asked)]
     fleet = [(plain_device(), counts[0]), (sliced_device(), counts[1])]

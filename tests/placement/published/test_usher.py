@@ -125,9 +125,7 @@ def test_ablations_are_sound(metric: Literal["max-occupancy", "wsm"], ablation: 
 
 
 @pytest.mark.parametrize("ablation", ["", "CM", "WD", "S"])
-def test_by_average_occupancy_devices_lack_time(
-    ablation: Literal["", "CM", "WD", "S"],
-) -> None:
+def test_by_average_occupancy_devices_lack_time(ablation: Literal["", "CM", "WD", "S"]) -> None:
     # thesis §6.2: WAO lets models share devices whose SMs they keep busy all the time
     given = thesis(ACROSS_GROUPS, 100.0, 300.0, None)
     broken = check(to_map(given, Usher(creq="wao", without=ablation).place(given)), evidence(given))
