@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 
 from gpuprof.domain.model import Op, Tensor
+from gpuprof.errors import InputError
+from gpuprof.graph.load import load_graph, load_nodes
 from gpuprof.graph.nodes import Array
 
 _ELEMENTWISE = frozenset(
@@ -42,6 +45,10 @@ _REDUCING = frozenset(
 )  # fmt: skip
 
 
+#: Batch with which a model's shapes at batch 1 are compared.
+_BATCH = 2
+
+
 @dataclass(frozen=True, slots=True)
 class BatchedTensors:
     """Tensors of an op at a batch above 1, by their names."""
@@ -55,6 +62,28 @@ class BatchedTensors:
         """Return whether the first dimension is the batch times that of an item, and all others are equal."""
         of_one = self.shapes_of_one.get(tensor.name, ())
         return bool(of_one) and tensor.shape == (self.batch * of_one[0], *of_one[1:])
+
+
+def are_items_apart(path: Path) -> bool:
+    """Return whether every output of a file provably has a row for each item, computed from that item alone."""
+    try:
+        single, batched = load_graph(path, 1), load_graph(path, _BATCH)
+        values = load_nodes(path, _BATCH)[1]
+    except InputError:  # a fixed batch, or unknown shapes
+        return False
+    shapes = {tensor.name: tensor.shape for op in single.ops for tensor in (*op.inputs, *op.outputs)}
+    if batched.remarks or batched.unread:  # a runtime may know less of the outputs
+        return False
+    tensors = BatchedTensors(_BATCH, values, shapes, {tensor.name for tensor in batched.inputs})
+    for op in batched.ops:
+        if op.domain or not keeps_items_apart(op, tensors):
+            return False
+        tensors.items.update(tensor.name for tensor in op.outputs)
+    rows = (*batched.inputs, *batched.outputs)
+    return all(
+        tensor.name in tensors.items and tensor.shape[:1] == (_BATCH,) and shapes.get(tensor.name, ())[:1] == (1,)
+        for tensor in rows
+    )
 
 
 def keeps_items_apart(op: Op, tensors: BatchedTensors) -> bool:

@@ -35,8 +35,7 @@ from gpuprof.placement.chains import expand_chains
 from gpuprof.placement.feasibility import Violation
 from gpuprof.plugins import identify
 from gpuprof.runtime.batch_items import describe_mixing, find_mixed_output
-from gpuprof.runtime.child_process import CrashError, call_apart
-from gpuprof.runtime.module_command import ANSWER_S
+from gpuprof.runtime.child_process import CrashError
 from gpuprof.runtime.optimizer import find_refusal
 from gpuprof.serving.plan.serving_plan import chosen_node
 
@@ -175,7 +174,7 @@ def _find_refusals(deployment: DeploymentMap, base: Path) -> Iterator[tuple[str,
                 yield name, str(refusal)
             elif name in batched and read_fixed_batch(path) is not None:
                 yield name, f"{path} has no free batch, but the map gives it batches"
-            elif name in batched and (output := call_apart(find_mixed_output, path, within_s=ANSWER_S)) is not None:
+            elif name in batched and (output := find_mixed_output(path, in_child=True)) is not None:
                 yield name, f"{describe_mixing(name, output)}; it must have batches of 1"
         except CrashError as error:
             yield name, str(error)

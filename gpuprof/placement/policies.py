@@ -26,8 +26,6 @@ BUILTIN: dict[str, str] = {
 }
 
 DEFAULT = "optimal"
-#: Option of all policies without pooled queues of their own.
-POOLED = "pooled"
 
 
 @runtime_checkable
@@ -77,7 +75,7 @@ def make_policy(source: str | Policy, options: Mapping[str, str] | None = None) 
     """Return a policy made with ``options``; errors of others' objects are reported as those of a plug-in.
 
     ``source``: a built-in or installed name, ``"package.module:Class"``, or a policy; ``options``: the policy's own
-    options as text, parsed by the types of its fields; or ``is_pooled``, for `PooledPolicy`.
+    options as text, parsed by the types of its fields.
 
     Raises `InputError` for an unknown policy or option, or a value of the wrong type.
 
@@ -93,9 +91,7 @@ def make_policy(source: str | Policy, options: Mapping[str, str] | None = None) 
         require_methods("policy", name, source, "place")
         return source if name.startswith("gpuprof.") else ForeignPolicy(name, source)
     factory = load_plugin("policy", name, BUILTIN)
-    own_options = dict(options or {})
-    is_pooled = bool(_value(POOLED, own_options.pop(POOLED, "false"), bool))
-    arguments = _read_options(name, factory, own_options)
+    arguments = _read_options(name, factory, options or {})
     try:
         policy: Policy = factory(**arguments)
     except TypeError as error:
@@ -105,15 +101,7 @@ def make_policy(source: str | Policy, options: Mapping[str, str] | None = None) 
     except Exception as error:  # plug-ins may raise anything
         raise describe_failure("policy", name, factory, error) from error
     require_methods("policy", name, policy, "place")
-    if name not in BUILTIN:
-        policy = ForeignPolicy(name, policy)
-    if not is_pooled:
-        return policy
-    if name == DEFAULT:
-        raise InputError(f"{name} plans for pooled queues anyway", f"leave out -O {POOLED}")
-    from gpuprof.placement.pool import PooledPolicy
-
-    return PooledPolicy(policy)
+    return policy if name in BUILTIN else ForeignPolicy(name, policy)
 
 
 def describe_policy(source: str | Policy) -> str:

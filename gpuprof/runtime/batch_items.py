@@ -20,6 +20,7 @@ from onnx import TypeProto
 from gpuprof.domain.file_access import write_atomically
 from gpuprof.errors import GpuprofError
 from gpuprof.graph.dims import batch_axes
+from gpuprof.graph.item_independence import are_items_apart
 from gpuprof.graph.served_interface import find_unbatched
 from gpuprof.runtime.child_process import CrashError, call_apart
 from gpuprof.runtime.module_command import ANSWER_S
@@ -41,12 +42,13 @@ _SEEDS = (0, 1)
 _SHORT = 16
 
 
-def find_mixed_output(path: Path) -> str | None:
+def find_mixed_output(path: Path, *, in_child: bool = False) -> str | None:
     """Return the reason why requests must not share a batch; None if they may, or if this is unknown.
 
     The reason is the name of an output that mixes items, or ``"input NAME"`` or ``"output NAME"`` of a tensor whose
-    first dimension is not the batch, so that it cannot be split by request. Raises `UnavailableError` when ONNX Runtime
-    is not installed.
+    first dimension is not the batch, so that it cannot be split by request. The model is run unless its ops prove that
+    they keep items apart; with ``in_child`` in a process of its own. Raises `UnavailableError` when ONNX Runtime is not
+    installed; `CrashError` if the model ends that process.
     """
     from gpuprof.graph.dims import declared_dims
     from gpuprof.graph.file import read_onnx
@@ -59,9 +61,12 @@ def find_mixed_output(path: Path) -> str | None:
     unsplit = next((info.name for info in file.model.graph.output if not _has_item_each(info.type)), None)
     if unsplit is not None:
         return f"output {unsplit}"
+    run = partial(call_apart, mixed_output, within_s=ANSWER_S) if in_child else mixed_output
+    # Of outputs without a declared shape, a server knows what the runtime tells.
+    is_proven = None not in outputs.values() and are_items_apart(path)
     return (
         find_unbatched(inputs, {})
-        or mixed_output(path)  # before the outputs' dimensions: it names the cause
+        or (None if is_proven else run(path))  # before the outputs' dimensions: it names the cause
         or find_unbatched(inputs, outputs)
         or find_constant_output(path)
     )
@@ -225,7 +230,7 @@ class BatchVerdicts:
         """
         if not self._is_known(sha256):
             try:
-                mixed_output = call_apart(find_mixed_output, path, within_s=ANSWER_S)
+                mixed_output = find_mixed_output(path, in_child=True)
             except CrashError:
                 raise
             except GpuprofError:

@@ -12,7 +12,6 @@ from gpuprof.domain.arrival_process import BatchPoissonArrivals
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.fleet import Fleet, FleetEntry
-from gpuprof.domain.map_sources import summarize_map
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, ShapedQueue
 from gpuprof.errors import InputError
@@ -26,7 +25,6 @@ from gpuprof.placement.contract import (
     evidence,
     plain_device,
     problem,
-    solve_and_check,
 )
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
@@ -353,41 +351,6 @@ def test_a_problem_without_devices_is_refused() -> None:
         Problem((Demand("m", 1.0, Slo(10.0)),), Fleet(()), LinearEstimator(), BatchQueue())
 
 
-def make_tight_problem(count: int | None = None) -> Problem:
-    return Problem(TIGHT, Fleet((FleetEntry(plain_device(), count),)), LinearEstimator(), BatchQueue())
-
-
-def test_the_same_policy_needs_fewer_devices_where_replicas_share_their_queue() -> None:
-    given = make_tight_problem()
-    split, split_map = solve_and_check(make_policy("gpulet"), given)
-    pooled, deployment = solve_and_check(make_policy("gpulet", {"pooled": "true"}), given)
-    assert pooled.policy == split.policy
-    assert len(pooled.gpus) < len(split.gpus)
-    assert not pooled.unplaced
-    note = f"pooled queues: {len(pooled.gpus)} devices where gpulet has {len(split.gpus)} for split streams"
-    assert deployment.planned_with.found_by == note
-    assert note in summarize_map(deployment)
-    assert split_map.planned_with.found_by is None
-
-
-def test_on_a_full_fleet_the_pools_serve_more() -> None:
-    given = make_tight_problem(count=2)
-    split, _ = solve_and_check(make_policy("ffd"), given)
-    pooled, _ = solve_and_check(make_policy("ffd", {"pooled": "true"}), given)
-    assert split.unplaced
-    assert sum(pooled.rates_rps().values()) > 1.05 * sum(split.rates_rps().values())
-
-
-def test_a_map_that_needs_every_replica_is_the_policys_own() -> None:
-    given = replace(make_tight_problem(), demands=(Demand("a", 5.0, Slo(100.0)),))
-    split, _ = solve_and_check(make_policy("ffd"), given)
-    assert make_policy("ffd", {"pooled": "true"}).place(given) == split
-
-
-def test_pooled_is_refused_where_there_are_no_queues_and_where_it_says_nothing() -> None:
-    with pytest.raises(InputError, match="counts waiting"):
-        make_policy("ffd", {"pooled": "true"}).place(replace(make_tight_problem(), options=Options(latency_budget=0.5)))
-    with pytest.raises(InputError, match="pooled queues anyway"):
-        make_policy("optimal", {"pooled": "true"})
-    with pytest.raises(InputError, match="true or false"):
-        make_policy("ffd", {"pooled": "perhaps"})
+def test_options_of_the_wrong_kind_are_refused() -> None:
+    with pytest.raises(InputError, match="aware must be true or false but got 'perhaps'"):
+        make_policy("igniter", {"aware": "perhaps"})

@@ -241,6 +241,18 @@ def test_a_verdict_is_found_once_and_read_by_others(tmp_path: Path, monkeypatch:
     assert BatchVerdicts(tmp_path).mixed_output("a" * 64) == "y" == BatchVerdicts(tmp_path).judge(path, "a" * 64)
 
 
+def test_a_model_whose_ops_prove_that_items_stay_apart_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_items, "call_apart", lambda function, *_, **__: function.__name__)
+    apart = _model(tmp_path, ("Softmax", ["x"], ["s"], {"axis": 1}), ("MatMul", ["s", "w"], ["y"], {}))
+    assert BatchVerdicts(None).judge(apart, "a") is None
+    for number, op in enumerate(("CumSum", "Transpose")):
+        inputs = ["x", "zero"] if op == "CumSum" else ["x"]
+        mixing = _model(tmp_path, (op, inputs, ["y"], {}), weights={"zero": np.array(0, np.int64)})
+        assert BatchVerdicts(None).judge(mixing, f"b{number}") == "mixed_output"
+
+
 def test_a_damaged_verdict_is_none_and_without_a_database_nothing_is_written(tmp_path: Path) -> None:
     path = _model(tmp_path, ("Softmax", ["x"], ["y"], {"axis": 0}))
     (tmp_path / ".batched").mkdir()

@@ -50,13 +50,15 @@ from gpuprof.placement.optimal.program_plan import bound_goodput, plan_by_progra
 from gpuprof.placement.optimal.shared_workers import list_shareable, share_workers
 from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.planned_workloads import planned_ms
-from gpuprof.placement.pool import MOST_REPLANS, Gpus
+from gpuprof.placement.pool import Gpus
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import EXACT
 from gpuprof.placement.rate_limit import RATE_PRECISION
 from gpuprof.placement.segment import PooledSegments, Segment, Segments, SharedSegments
 from gpuprof.placement.unplaced_reasons import with_reasons, with_unplaced
 
+#: Maximum number of plans with corrected rates.
+MOST_REPLANS = 8
 #: Plans a problem anew.
 Planner = Callable[[Problem], Placement]
 

@@ -223,7 +223,7 @@ class RestrictedMaster:
         ]
 
     def read_solution(self, solution: Solution) -> Choice:
-        """Translate a solution into segments, configurations and patterns."""
+        """Translate a solution into segments, configurations and patterns; it may precede the last patterns."""
         return Choice(
             counts={
                 model: tuple(int(solution.values[column]) for column in columns)
@@ -235,7 +235,9 @@ class RestrictedMaster:
                 if solution.values[c] > 0.5
             ),
             patterns=tuple(
-                (pattern, int(solution.values[c])) for pattern, c in self.patterns.items() if solution.values[c] > 0.5
+                (pattern, int(solution.values[c]))
+                for pattern, c in self.patterns.items()
+                if c < len(solution.values) and solution.values[c] > 0.5
             ),
             grids=self.grids,
         )
