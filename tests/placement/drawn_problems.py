@@ -23,7 +23,9 @@ from gpuprof.domain.estimate import MEASURED, Estimate, Figure, Workload
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.mig import distinct_layouts
 from gpuprof.domain.share import Share
+from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.errors import InputError
+from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.placement.contract import ExponentialQueue, plain_device, sliced_device
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Options, Problem
@@ -130,6 +132,100 @@ def draw_problem(kind: Kind, seed: int) -> Problem:
     slowdown = random_.choice([0.05, 0.15, 0.4]) if kind.startswith("beside") else 0.0
     options = Options(latency_budget=_BUDGET, seed=seed)
     return Problem(tuple(demands), fleet, TableEstimator(rows, slowdown), ExponentialQueue(), options)
+
+
+@dataclass(frozen=True)
+class PressedEstimator:
+    """A batch of n takes start + each · n / f ms for a fraction f of the device, up to a fraction that is enough.
+
+    Attributes
+    ----------
+    rows : mapping of model to (start, each, enough, bytes of the weights, bytes of each request)
+    slowdown : float
+        As of a `TableEstimator`.
+    percents : tuple of float
+    latency_cv : float
+    """
+
+    rows: Mapping[str, tuple[float, float, float, int, int]]
+    slowdown: float
+    percents: tuple[float, ...]
+    latency_cv: float
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Return the time of the formula."""
+        start, each, enough, weights, activations = self.rows[model]
+        ms = (start + each * batch / min(1.0, device.fraction(share) / enough)) * processes
+        ms *= 1.0 + self.slowdown * math.fsum(_press(other.share.sm_pct, other.batch) for other in beside)
+        memory = Figure(float(weights + activations * batch), MEASURED)
+        workload = Workload(model, batch, share, processes)
+        return Estimate(
+            workload, device.name, Figure(ms, MEASURED), memory_bytes=memory, latency_cv=self.latency_cv
+        )
+
+    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        """Return the listed batches; any other is answered, too."""
+        return _BATCHES
+
+    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
+        """Return the listed shares; any other is answered, too."""
+        return tuple(map(Share, self.percents))
+
+
+def draw_queued(seed: int) -> Problem:
+    """Return a random problem of one to three models with pooled queues and neighbours, the same for the same seed."""
+    random_ = random.Random(f"queued {seed}")
+    names = [f"m{i}" for i in range(random_.randint(1, 3))]
+    rows: dict[str, tuple[float, float, float, int, int]] = {}
+    demands = []
+    for name in names:
+        start, each = random_.uniform(1.0, 8.0), random_.uniform(0.2, 3.0)
+        enough, weights = random_.uniform(0.3, 1.0), int(random_.uniform(0.3, 3.0) * _GIB)
+        rows[name] = start, each, enough, weights, int(random_.uniform(0.01, 0.2) * _GIB)
+        limit_ms = random_.uniform(2.5, 12.0) * (start + each)
+        rate_rps = random_.uniform(150.0, 2700.0) / len(names)
+        demands.append(Demand(name, rate_rps, Slo(limit_ms, random_.choice([95.0, 99.0, 99.0]))))
+    percents = (*sorted(random_.sample([25.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0], 3)), 100.0)
+    slowdown, cv = random_.choice([0.05, 0.15, 0.4]), random_.choice([0.0, 0.05, 0.2])
+    estimator = PressedEstimator(rows, slowdown, percents, cv)
+    return Problem(
+        tuple(demands), Fleet((FleetEntry(plain_device()),)), estimator, BatchQueue(), Options(seed=seed)
+    )
+
+
+def count_equal(problem: Problem) -> float:
+    """Return the devices of the best map of one kind of device in which each is full of equal replicas of one model."""
+    (entry,) = problem.fleet.entries
+    return math.fsum(
+        min(
+            _count_full(problem, demand, Workload(demand.model, batch, share))
+            for share in problem.estimator.shares(demand.model, entry.device)
+            for batch in _BATCHES
+        )
+        for demand in problem.demands
+    )
+
+
+def _count_full(problem: Problem, demand: Demand, workload: Workload) -> float:
+    """Return the devices full of copies that serve a demand, infinity where twice those with full batches do not."""
+    device, copies = problem.fleet.entries[0].device, int(100.0 / workload.share.sm_pct + _LITTLE)
+    estimates = [
+        problem.estimator.estimate(demand.model, device, size, workload.share, (workload,) * (copies - 1))
+        for size in range(1, workload.batch + 1)
+    ]
+    times = tuple(estimate.latency_ms.value for estimate in estimates)
+    server = BatchServer(times, workload.batch, 0.0, latency_cv=estimates[-1].latency_cv)
+    memory = estimates[-1].memory_bytes
+    if memory is None or copies * memory.value > device.dram_bytes or times[0] > demand.slo.latency_ms:
+        return math.inf
+    least = math.ceil(demand.rate_rps / server.capacity_rps / copies)
+    for number in range(least, 2 * least + 1):
+        pool = problem.queueing.pool(Arrivals(demand.rate_rps), (server,) * (copies * number))
+        if pool.whole.percentile(demand.slo.percentile) <= demand.slo.latency_ms:
+            return number
+    return math.inf
 
 
 def _draw_fleet(kind: Kind, random_: random.Random) -> Fleet:

@@ -20,7 +20,9 @@ from tests.placement.drawn_problems import (
     Kind,
     TooLargeError,
     best_of,
+    count_equal,
     draw_problem,
+    draw_queued,
     is_bound_false,
     is_called_best,
     loss_of,
@@ -186,3 +188,11 @@ def test_no_map_does_better_than_a_bound_allows(kind: Kind, seed: int) -> None:
     assert loss < 1e-6 or not is_called_best(problem, placement)
     if kind.startswith("beside"):
         assert loss < 1e-6
+
+
+@pytest.mark.parametrize("seed", [60, 67, 92, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 9))])
+def test_no_map_of_equal_replicas_takes_fewer_devices_than_a_plan_by_queues_or_its_bound(seed: int) -> None:
+    problem = draw_queued(seed)
+    placement, _ = solve_and_check(Optimal(), problem)
+    assert not placement.unplaced
+    assert (placement.lower_bound_gpus or 0) <= len(placement.gpus) <= count_equal(problem)

@@ -33,6 +33,7 @@ from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.optimal.candidates import CandidateSegments, Choices, with_least_memory
 from gpuprof.placement.optimal.contents import Contents
 from gpuprof.placement.optimal.cutting_stock import CuttingStock
+from gpuprof.placement.optimal.equal_replicas import place_equal
 from gpuprof.placement.optimal.judge import (
     Judge,
     TimeBounds,
@@ -204,12 +205,17 @@ class Search:
             self._bound_budget(offers)
             if self._is_done:
                 return
+        most_cost = math.inf if self._best.unplaced else sum_prices(self.problem, self._best.gpus)
+        equal = place_equal(problem, segments, most_cost) if self._is_queued else ()
+        equal_map = self._judge.settle(equal, "equal replicas") if equal else self._best
+        self._keep(equal_map)
         for placement in self._list_maps(offers, planner := PartitionPlanner(problem, segments)):
             self._keep(placement)
             starts.append(placement)
             self._bound_time()
             if self._is_done:
                 return
+        starts.append(equal_map)  # last: of equally good maps, the search improves mixed ones further
         local_search = LocalSearch(problem, planner, self._judge.accept, self.limit)
         kinds = {entry.device.name for entry in problem.fleet.entries}
         feasible = [start for start in starts if kinds.issuperset(gpu.device for gpu in start.gpus)]
