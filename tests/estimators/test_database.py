@@ -22,7 +22,7 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.cross_gpu.kernels import Execution, LaunchMode
 from gpuprof.estimators.database import DatabaseEstimator
-from gpuprof.estimators.held_out import copy_without, estimate_held_out
+from gpuprof.estimators.held_out import estimate_held_out
 from gpuprof.estimators.measured.measured_only import MeasuredEstimator
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow
@@ -453,11 +453,6 @@ def test_each_model_is_estimated_from_the_others(db: KernelDb) -> None:
     latencies = estimate_held_out(f"{__name__}:MeanOfOthers", db, "models", devices().__getitem__)
     errors = {latency.model: (latency.measured_ms, latency.predicted_ms, latency.is_inside) for latency in latencies}
     assert errors == {"a": (1.0, 4.0, False), "b": (2.0, 3.5, True), "refused": (6.0, None, None)}
-
-
-def test_a_copy_lacks_every_row_of_the_model(db: KernelDb, tmp_path: Path) -> None:
-    copy = copy_without(db, "model", "a", tmp_path / "copy")
-    assert MeanOfOthers(copy).models == {"b", "refused"}
 
 
 def test_the_command_prints_errors_coverage_and_what_has_no_estimate(db: KernelDb, cli: CommandLine) -> None:

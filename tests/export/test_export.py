@@ -164,10 +164,14 @@ def test_mig_parted_gets_a_configuration_for_each_node_with_gpus() -> None:
     assert odd["mig-configs"] == {"rack-1": sliced, "rack-1-2": unsliced}
 
 
-def test_a_map_without_gpus_is_nothing_for_mig_parted() -> None:
+@pytest.mark.parametrize(
+    ("tool", "message"),
+    [("mig-parted", "no GPU that could be cut into MIG instances"), ("mps", "no GPU that MPS could share")],
+)
+def test_a_map_without_gpus_is_refused(tool: str, message: str) -> None:
     drawn = awkward()
-    with pytest.raises(InputError, match="the map has no GPU that could be cut into MIG instances"):
-        export(drawn.model_copy(update={"nodes": drawn.nodes[2:]}), "mig-parted")
+    with pytest.raises(InputError, match=f"the map has {message}"):
+        export(drawn.model_copy(update={"nodes": drawn.nodes[2:]}), tool)
 
 
 def test_tritons_own_parser_reads_the_configurations() -> None:
@@ -276,9 +280,3 @@ def test_mps_gets_a_namespace_for_each_process_with_its_share_and_memory() -> No
     assert tables["node2.toml"]["servers"]["gpu0"]["namespaces"] == {"a": both}
     assert "| node0 | gpu0-slot4 | Net/A | PIPE/gpu0-slot4/net-a-2 |" in files["README.md"]
     assert "| node2 | gpu0 | a, b | PIPE/gpu0/a |" in files["README.md"]
-
-
-def test_a_map_without_gpus_has_nothing_for_mps() -> None:
-    drawn = awkward()
-    with pytest.raises(InputError, match="the map has no GPU that MPS could share"):
-        export(drawn.model_copy(update={"nodes": drawn.nodes[2:]}), "mps")

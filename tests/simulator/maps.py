@@ -46,21 +46,11 @@ def replica(
     )
 
 
-def make_map(
-    gpus: Sequence[Sequence[Replica]], slo_ms: float = 1e6, gpus_a_node: int = 8, rate_rps: float = 1.0
-) -> DeploymentMap:
+def make_map(gpus: Sequence[Sequence[Replica]], slo_ms: float = 1e6, rate_rps: float = 1.0) -> DeploymentMap:
     """A map with these replicas on each GPU; all models have the same SLO."""
     models = {part.model: DeployedModel(rate_rps=rate_rps, slo_ms=slo_ms) for gpu in gpus for part in gpu}
-    nodes = tuple(
-        Node(
-            name=f"node{first // gpus_a_node}",
-            gpus=tuple(
-                Gpu(index=i, device="a100-80", partitions=(Partition(replicas=tuple(parts)),))
-                for i, parts in enumerate(gpus[first : first + gpus_a_node])
-            ),
-        )
-        for first in range(0, len(gpus), gpus_a_node)
+    devices = tuple(
+        Gpu(index=i, device="a100-80", partitions=(Partition(replicas=tuple(parts)),)) for i, parts in enumerate(gpus)
     )
-    return DeploymentMap(
-        policy="test", models=models, nodes=nodes, predicted=MapPrediction(gpus=len(gpus), goodput_rps=0.0)
-    )
+    predicted = MapPrediction(gpus=len(gpus), goodput_rps=0.0)
+    return DeploymentMap(policy="test", models=models, nodes=(Node(name="node0", gpus=devices),), predicted=predicted)

@@ -435,11 +435,6 @@ def group(own_ms: dict[str, float], turns: int = 1) -> list[Replica]:
     ]
 
 
-def test_a_batch_waits_while_another_has_its_turn() -> None:
-    result = simulate(make_map([group({"a": 10.0, "b": 4.0})]), {"a": at(0.0), "b": at(2.0)}, SimulationOptions(1.0))
-    assert [model.mean_ms for model in result.models] == [10.0, 12.0]
-
-
 def test_groups_and_devices_take_their_turns_apart() -> None:
     gpus = [[*group({"a": 10.0, "b": 4.0}), *group({"c": 5.0, "d": 5.0}, 2)], group({"e": 3.0, "f": 3.0})]
     result = simulate(make_map(gpus), {model: at(0.0) for model in "abcdef"}, SimulationOptions(1.0))

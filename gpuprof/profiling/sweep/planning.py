@@ -190,19 +190,6 @@ def free_batch_or_keep(model: NamedModel, batches: Sequence[int], directory: Pat
         return replace(model, batches=(only,)), why
 
 
-def parse_batches(text: str, what: str = "a batch size", most: int = LARGEST_BATCH) -> tuple[int, ...]:
-    """Read ``"1,2,4,8"``, ascending and without duplicates; ``what``: name of the values in errors.
-
-    Raises `InputError` for any word other than a whole number from 1 to ``most``.
-    """
-    batches = set()
-    for word in (part.strip() for part in text.split(",")):
-        if not word.isdecimal() or len(word) > len(str(most)) or not 1 <= int(word) <= most:
-            raise InputError(f"{what} must be a whole number from 1 to {most} but got {word[:40]!r}")
-        batches.add(int(word))
-    return tuple(sorted(batches))
-
-
 def parse_shares(text: str | None, device: Device) -> tuple[Share, ...]:
     """Read ``"50,100"`` or ``"1core,2cores"``; None: of a CPU 1, 2, 4, … and all cores, of a GPU the whole.
 
@@ -223,7 +210,9 @@ def parse_neighbour(text: str, device: Device) -> Neighbour:
     Raises `InputError` when the file, the batch or the share is wrong.
     """
     model, batch, share = read_neighbour(text, device)
-    return Neighbour(parse_model(model), None if batch is None else parse_batches(str(batch))[0], share)
+    if batch is not None and not 1 <= batch <= LARGEST_BATCH:
+        raise InputError(f"a batch size must be a whole number from 1 to {LARGEST_BATCH} but got {batch}")
+    return Neighbour(parse_model(model), batch, share)
 
 
 def plan_cells(

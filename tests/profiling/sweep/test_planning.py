@@ -11,7 +11,6 @@ from gpuprof.profiling.sweep.planning import (
     NamedModel,
     free_batch_model,
     igniter_cells,
-    parse_batches,
     parse_models,
     parse_neighbour,
     parse_shares,
@@ -23,14 +22,10 @@ from tests.small_models import write_model
 CPU = Device("cpu-test", "cpu", 6, 1000.0, {}, 1, 1.0, 1)
 
 
-def test_batches_are_read_sorted_and_once() -> None:
-    assert parse_batches("8, 1,2,2") == (1, 2, 8)
-
-
-@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "x", "1,,2", "99999999"])
-def test_what_is_no_batch_is_refused_with_the_rule(text: str) -> None:
+@pytest.mark.parametrize("batch", ["0", "65537", "99999999"])
+def test_a_neighbours_batch_is_refused_with_the_rule(batch: str) -> None:
     with pytest.raises(InputError, match="a batch size must be a whole number from 1 to 65536"):
-        parse_batches(text)
+        parse_neighbour(f"net@{batch}", CPU)
 
 
 def test_a_cpus_shares_are_powers_of_two_of_its_cores_and_all() -> None:
