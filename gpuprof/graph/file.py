@@ -249,6 +249,9 @@ def _is_deprecated(node: NodeProto, opset: int) -> bool:
 
 def _refuse_damaged_nodes(model: ModelProto) -> None:
     """Raise `ValueError` for a node that ONNX's checker accepts, and on which its inference fails, hangs or aborts."""
+    for opset in model.opset_import:
+        if isinstance(opset.domain, bytes):  # protobuf's way of reading what is no text
+            raise ValueError(f"the name of the opset {opset.domain!r} is no text")
     for graph in graphs_of(model.graph):
         for node in graph.node:
             for attribute in node.attribute if not node.domain else ():
