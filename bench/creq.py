@@ -30,10 +30,11 @@ from bench.published_launches import Launches, published_launches
 from bench.unseen_training import ROOT, hash_bytes
 from bench.v100_profiles import v100_profiles
 from gpuprof.domain.catalogue import device
-from gpuprof.estimators.creq import METRICS, LaunchModel, achieved_occupancy_pct, predict_creq_pct
+from gpuprof.estimators.creq import LaunchModel, achieved_occupancy_pct, predict_creq_pct
 from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, shipped_model
 from gpuprof.estimators.cross_gpu.features import rates_of
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode, list_kernels
+from gpuprof.estimators.measured.measured import CREQ_METRICS
 from gpuprof.estimators.memory import peak_activation_bytes
 from gpuprof.graph.load import load_graph
 
@@ -119,7 +120,7 @@ def judge(exports: Path, model: CrossGpuModel, launches: LaunchModel) -> list[Ju
             predict_creq_pct(kernels, model, launches, v100, "float32", LaunchMode.EAGER, host)
             for host in (1.0, _PROFILED_HOST)
         )
-        measured = {metric: value for metric, value in zip(METRICS, metrics, strict=True) if value is not None}
+        measured = {metric: value for metric, value in zip(CREQ_METRICS, metrics, strict=True) if value is not None}
         held = None
         if row.memory_pct is not None:
             measured_bytes = row.memory_pct / 100.0 * v100.dram_bytes
@@ -131,11 +132,15 @@ def judge(exports: Path, model: CrossGpuModel, launches: LaunchModel) -> list[Ju
 def print_models(judged: Sequence[JudgedModel]) -> None:
     """Print each row: measured, predicted, predicted as profiled."""
     print("\nTable A.1, no launch on a V100 learned: measured, predicted, predicted as a profiler sees it\n")
-    print(f"{'model':17}{'batch':>5}" + "".join(f"{_SHORT[metric]:>9}{'':12}" for metric in METRICS) + f"{'memory':>8}")
+    print(
+        f"{'model':17}{'batch':>5}"
+        + "".join(f"{_SHORT[metric]:>9}{'':12}" for metric in CREQ_METRICS)
+        + f"{'memory':>8}"
+    )
     for row in judged:
         cells = "".join(
             f"{row.measured[metric]:9.1f}{row.predicted[metric]:6.1f}{row.as_profiled[metric]:6.1f}"
-            for metric in METRICS
+            for metric in CREQ_METRICS
         )
         memory = "" if row.memory is None else f"{100 * (sum(row.memory[1:]) / row.memory[0] - 1):+7.0f}%"
         print(f"{row.model:17}{row.batch:5}{cells}{memory:>9}")
@@ -145,7 +150,7 @@ def print_errors(judged: Sequence[JudgedModel]) -> None:
     """Print errors in points, and how often the interval made without a model holds its figures."""
     print(f"\n{'':6}{'error':>7}{'bias':>7}{'as profiled':>13}{'batch 4':>9}{'interval holds':>16}{'width':>7}")
     widths = {name: intervals([row for row in judged if row.model != name]) for name in {o.model for o in judged}}
-    for metric in METRICS:
+    for metric in CREQ_METRICS:
         off = np.array([row.predicted[metric] - row.measured[metric] for row in judged])
         profiled = np.array([row.as_profiled[metric] - row.measured[metric] for row in judged])
         small = np.array([row.batch == 4 for row in judged])
@@ -200,7 +205,7 @@ def intervals(judged: Sequence[JudgedModel]) -> dict[str, tuple[float, float]]:
     Conformal prediction for groups at each end: one more model, the new one, counts as outside.
     """
     ends = {}
-    for metric in METRICS:
+    for metric in CREQ_METRICS:
         groups: dict[str, list[float]] = defaultdict(list)
         for row in judged:
             groups[row.model].append(row.measured[metric] - row.predicted[metric])

@@ -11,9 +11,12 @@ from bench.op_training import chip_of
 from bench.published_launches import Launches
 from bench.tree_export import export_trees
 from gpuprof.domain.catalogue import device
-from gpuprof.estimators.creq import FIXED_WARPS, KINDS, TARGETS, kinds_of, launch_features
-from gpuprof.estimators.cross_gpu.features import Array, rates_of
+from gpuprof.estimators.creq import FIXED_WARPS, kinds_of
+from gpuprof.estimators.cross_gpu.features import Array, bound_times, features_of, rates_of
 
+#: Kinds of kernels, each with two regressors; features as `cross_gpu.features.features_of` gives them.
+_KINDS = ("matmul_cores", "conv_cores", "elementwise", "norm", "softmax")
+_TARGETS = ("warps", "waves")
 _ROUNDS = 60
 _PARAMETERS: Mapping[str, Any] = {
     "learning_rate": 0.12,
@@ -29,7 +32,7 @@ _PARAMETERS: Mapping[str, Any] = {
 
 def train_launches(data: Iterable[Launches], excluded: str | None = None, rounds: int = _ROUNDS) -> dict[str, bytes]:
     """Return regressors as ONNX files, by ``kind_target.onnx``, nothing of the chip ``excluded`` seen."""
-    rows: dict[str, list[tuple[Array, Array, Array]]] = {kind: [] for kind in KINDS}
+    rows: dict[str, list[tuple[Array, Array, Array]]] = {kind: [] for kind in _KINDS}
     for part in data:
         for name in sorted(set(part.measured.device.tolist())):
             if chip_of(name) == excluded:
@@ -41,7 +44,8 @@ def train_launches(data: Iterable[Launches], excluded: str | None = None, rounds
             kinds = kinds_of(of_device.measured.ops, rates)
             for kind in sorted(set(kinds.tolist())):
                 kept = np.flatnonzero(kinds == kind)
-                features = launch_features(kind, of_device.measured.ops.take(kept), rates)
+                ops = of_device.measured.ops.take(kept)
+                features = features_of(kind, ops, rates, bound_times(ops, rates))
                 rows[kind].append(
                     (
                         features,
@@ -52,7 +56,7 @@ def train_launches(data: Iterable[Launches], excluded: str | None = None, rounds
     fitted = {}
     for kind, listed in rows.items():
         features, *targets = (np.concatenate(column) for column in zip(*listed, strict=True))
-        for target, values in zip(TARGETS, targets, strict=True):
+        for target, values in zip(_TARGETS, targets, strict=True):
             usual = kind in FIXED_WARPS and target == "warps"  # one of a few numbers: the usual one, no mean of them
             fitted[f"{kind}_{target}.onnx"] = _fit(features, values, rounds, "l1" if usual else "l2")
     return fitted

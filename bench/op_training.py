@@ -14,7 +14,6 @@ from bench.tree_export import export_trees
 from gpuprof.domain.catalogue import device
 from gpuprof.estimators.cross_gpu.features import (
     FAMILIES,
-    REGRESSORS,
     Array,
     DeviceRates,
     OpBounds,
@@ -32,6 +31,7 @@ _TELLING = 1.2
 _SMALLEST_QUANTILE = 0.02
 #: The smallest convolutions that were measured take several times what launching and timing one does.
 LAUNCHED_AS = {"conv": "bmm"}
+_REGRESSORS = ("matmul_cores", "matmul_tensor", "conv_cores", "elementwise", "norm", "softmax", "attention")
 _ROUNDS = 160
 _PARAMETERS: Mapping[str, Any] = {
     "objective": "l1",
@@ -57,7 +57,7 @@ _ROWS_OF_A_KIND = 60_000
 class Trained:
     """Regressors as ONNX files, and what an op of nothing takes where it was measured."""
 
-    models: Mapping[str, bytes]  #: `features.REGRESSORS` → ONNX file.
+    models: Mapping[str, bytes]  #: `_REGRESSORS` → ONNX file.
     #: Family of `OP_FAMILIES` → median over the GPUs of what launching and timing the smallest op took.
     floor_s: Mapping[str, float]
 
@@ -94,7 +94,7 @@ def train(data: Iterable[MeasuredOps], excluded: str | None = None, rounds: int 
     part of the bandwidth and Winograd's algorithm stand in the bound, so that what is left is how well tiles and
     waves fill a GPU.
     """
-    rows: dict[str, list[tuple[Array, Array, Array]]] = {name: [] for name in REGRESSORS}
+    rows: dict[str, list[tuple[Array, Array, Array]]] = {name: [] for name in _REGRESSORS}
     floor_s: dict[str, list[float]] = {}
     listed = list(data)
     found_floors = {part.name: floors(part, excluded) for part in listed}

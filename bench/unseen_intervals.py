@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import log, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from bench.op_training import chip_of
 from bench.unseen_models import ModelDeviation
 from gpuprof.domain.catalogue import device
-from gpuprof.estimators.conformal import LEVEL
+from gpuprof.estimators.conformal import LEVEL, quantile
 from gpuprof.estimators.cross_gpu.cross_gpu import ANY_MODEL, ErrorScales, generation_of
 
 Array = NDArray[np.float64]
@@ -87,9 +88,12 @@ def _fit_models(
     models: Sequence[ModelDeviation], without: Mapping[str, Mapping[str, float]], scales: Mapping[str, float]
 ) -> dict[str, float]:
     def size(deviation: ModelDeviation) -> float:
-        return abs(deviation.log_error) / _plain(without.get(chip_of(deviation.device), scales)).mean_scale(
-            deviation.parts.by_kind
-        )
+        scale = _plain(without.get(chip_of(deviation.device), scales)).mean_scale(deviation.parts.by_kind)
+        if deviation.log_error <= 0.0:
+            return -deviation.log_error / scale
+        # At the upper end the host's time comes before the kernels' (`ErrorScales.widen_model`).
+        kernels_s = deviation.parts.kernels_s
+        return log(max(deviation.measured_ms / 1e3 - deviation.parts.host_s, kernels_s) / kernels_s) / scale
 
     factors: dict[str, float] = {}
     for generation in _GENERATIONS:
@@ -115,17 +119,16 @@ def _group(
 
 
 def _hold_tables(models: Iterable[ModelDeviation], size: Callable[[ModelDeviation], float]) -> float:
-    """Return what holds nine of ten models of nine of ten tables, each of a source, board and runtime; 0 for too few.
+    """Return what holds nine of ten models of one table more, each of a source, board, runtime and precision.
 
-    The errors of a table are alike, so that nine of ten models of all tables may be six of ten of the next.
+    The errors of a table are alike, so that nine of ten models of all tables may be six of ten of the next. The
+    quantile over tables is conformal: of few tables, the largest.
     """
     tables: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for model in models:
         tables[model.source, model.device, model.runtime].append(size(model))
-    if len(tables) < _ENOUGH:
-        return 0.0
-    each = np.array([_quantile([(np.array(sizes), np.ones(len(sizes)))]) for sizes in tables.values()])
-    return _quantile([(each, np.ones(len(each)))])
+    each = [_quantile([(np.array(sizes), np.ones(len(sizes)))]) for sizes in tables.values()]
+    return quantile(each, LEVEL) or 0.0
 
 
 def _plain(scales: Mapping[str, float]) -> ErrorScales:
@@ -193,9 +196,9 @@ def _judge_ops(group: OpResiduals, scales: ErrorScales) -> tuple[float, float]:
 
 
 def _judge_model(deviation: ModelDeviation, scales: ErrorScales) -> _Judged:
-    factor = scales.widen_model(deviation.parts, deviation.kind, deviation.generation)
+    low, high = scales.widen_model(deviation.parts, deviation.kind, deviation.generation)
     name = f"{deviation.source} {deviation.kind}{', host' if deviation.by_host else ''}"
-    return name, deviation.generation, float(abs(deviation.log_error) <= np.log(factor)), factor - 1.0
+    return name, deviation.generation, float(low <= deviation.measured_ms / 1e3 <= high), sqrt(high / low) - 1.0
 
 
 def _print_rows(title: str, rows: Sequence[_Judged]) -> None:

@@ -38,7 +38,7 @@ class ModelDeviation:
     Attributes
     ----------
     source, device, model, runtime, kind : str
-        Who measured it; ``kind`` as `cross_gpu.kind_of` has it.
+        Who measured it, with what runtime and perhaps precision; ``kind`` as `cross_gpu.kind_of` has it.
     batch : int
     measured_ms : float
     parts : TimeParts
@@ -152,7 +152,8 @@ def ledger_errors(left_out: Mapping[str, CrossGpuModel], folder: Path) -> Iterat
         kernels, runtime = ledger.list_kernels(entry, folder), LaunchMode(entry.runtime)
         model = _model(left_out, entry.device) if _key(entry.device) in left_out else shipped_model()
         parts = model.time_parts(kernels, rates_of(ledger.find_board(entry), entry.precision), runtime)
-        label = (entry.source, entry.device, entry.model, entry.runtime, kind_of(kernels, entry.precision))
+        way = f"{entry.runtime} {entry.precision}"
+        label = (entry.source, entry.device, entry.model, way, kind_of(kernels, entry.precision))
         yield ModelDeviation(*label, int(entry.batch), ledger.find_latency_ms(entry), parts)
 
 

@@ -32,13 +32,9 @@ from gpuprof.estimators.cross_gpu.features import (
     regressor_names,
 )
 from gpuprof.estimators.cross_gpu.kernels import KernelList, LaunchMode, batch_seconds, host_seconds
+from gpuprof.estimators.measured.measured import CREQ_METRICS
 
 SOURCE = "creq from launches"
-METRICS = ("max_occupancy", "wavg_occupancy", "wavg_sm_util")
-#: Kinds of kernels, each with two regressors; features as `cross_gpu.features.features_of` gives them.
-KINDS = ("matmul_cores", "conv_cores", "elementwise", "norm", "softmax")
-#: Regression targets: warps held by a busy SM, and log2 of the blocks over those resident on the GPU at once.
-TARGETS = ("warps", "waves")
 #: Library kernels are tiled for a fixed number of warps; other kernels fill the SM, and the target is the filled part.
 FIXED_WARPS = ("matmul_cores", "conv_cores")
 #: No launch on tensor cores was published: their kernels are taken to be cut as those on CUDA cores.
@@ -57,7 +53,10 @@ class PredictedLaunches:
 
 @dataclass(frozen=True, slots=True)
 class LaunchModel:
-    """Regressors of launch properties, by ``kind target``, as ``"conv_cores waves"``."""
+    """Regressors of launch properties, by ``kind target``, as ``"conv_cores waves"``.
+
+    Targets: warps held by a busy SM, and log2 of the blocks over those resident on the GPU at once.
+    """
 
     forests: Mapping[str, Forest]
 
@@ -76,7 +75,7 @@ class LaunchModel:
         kinds = kinds_of(ops, rates)
         for kind in sorted(set(kinds.tolist())):
             rows = np.flatnonzero(kinds == kind)
-            features = launch_features(kind, ops.take(rows), rates)
+            features = features_of(kind, ops.take(rows), rates, bound_times(ops.take(rows), rates))
             predicted = self.forests[f"{kind} warps"].predict(features)
             warps[rows] = predicted if kind in FIXED_WARPS else predicted * most
             waves[rows] = 2.0 ** self.forests[f"{kind} waves"].predict(features)
@@ -96,16 +95,11 @@ def achieved_occupancy_pct(warps: Array, waves: Array, device: Device) -> Array:
 
 
 def kinds_of(ops: OpTable, rates: DeviceRates) -> NDArray[np.str_]:
-    """Return the kind of each op, from `KINDS`."""
+    """Return the kind of each op: the name of its regressor, else of the most similar."""
     names = regressor_names(ops, rates)
     usual = ops.is_in("conv") & (ops.kernel == 3) & (ops.stride == 1)
     kinds = np.array([_INSTEAD.get(str(name), str(name)) for name in names], dtype=np.str_)
     return np.where(usual, "conv_cores", kinds)
-
-
-def launch_features(kind: str, ops: OpTable, rates: DeviceRates) -> Array:
-    """Return the features of ``ops`` for the regressors of ``kind``, shape (N, F)."""
-    return features_of(kind, ops, rates, bound_times(ops, rates))
 
 
 def predict_creq_pct(
@@ -128,7 +122,7 @@ def predict_creq_pct(
     fill = launches.predict(kernels.ops, device, rates)
     span_s = batch_seconds(float(busy_s.sum()), host * host_seconds(kernels, runtime), kernels, runtime)
     averages = [float(busy_s @ pct) / max(span_s, 1e-12) for pct in (fill.occupancy_pct, fill.sm_utilization_pct)]
-    return dict(zip(METRICS, (float(fill.occupancy_pct.max(initial=0.0)), *averages), strict=True))
+    return dict(zip(CREQ_METRICS, (float(fill.occupancy_pct.max(initial=0.0)), *averages), strict=True))
 
 
 @cache

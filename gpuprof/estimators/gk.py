@@ -50,7 +50,7 @@ class KernelTable:
 
     def __init__(self, device: Device, kernels: Mapping[str, Sequence[Kernel]], facts: Mapping[str, OpFacts]) -> None:
         self._device = device
-        self._kernels = kernels
+        self._kernels, self._facts = kernels, facts
         by_type: dict[str, list[str]] = {}
         for signature in sorted(kernels):
             if signature in facts:
@@ -58,9 +58,6 @@ class KernelTable:
         self._by_type = by_type
         self._features = {
             op_type: feature_matrix([facts[s] for s in group], device, Share()) for op_type, group in by_type.items()
-        }
-        self._least = {
-            s: float(roofline_ns([facts[s]], device, Share())[0]) for group in by_type.values() for s in group
         }
 
     def __len__(self) -> int:
@@ -79,9 +76,9 @@ class KernelTable:
             return None
         distance = np.abs(self._features[op.op_type] - feature_matrix([op], self._device, Share())).sum(axis=1)
         nearest = signatures[int(distance.argmin())]
-        least = float(roofline_ns([op], self._device, Share())[0])
         # In nanoseconds: the 1 avoids a division by zero for ops without traffic, whose least time is 0.
-        scale = (least + 1.0) / (self._least[nearest] + 1.0)
+        least, of_nearest = roofline_ns([op, self._facts[nearest]], self._device, Share()) + 1.0
+        scale = float(least / of_nearest)
         return tuple(
             Kernel(kernel.name, kernel.duration_ns * scale, kernel.occupancy_pct, kernel.sm_util_pct)
             for kernel in self._kernels[nearest]
@@ -146,10 +143,6 @@ def _median(values: Sequence[float | None]) -> float | None:
     return float(median(numbers)) if numbers else None
 
 
-#: τ of the paper, 0.001 ms.
-TAU_NS = 1000.0
-
-
 @dataclass(frozen=True, slots=True)
 class Launch:
     """A kernel of a model with its start."""
@@ -212,10 +205,10 @@ def launch_times(graph: ModelGraph, table: KernelTable) -> tuple[list[Launch], t
     return launches, tuple(sorted(unknown))
 
 
-def concurrent_sets(launches: Sequence[Launch], tau_ns: float = TAU_NS) -> list[tuple[Launch, ...]]:
+def concurrent_sets(launches: Sequence[Launch], tau_ns: float = 1000.0) -> list[tuple[Launch, ...]]:
     """Return the sets of kernels that may run at once: kernels that start at most τ after the first of their set.
 
-    Kernels of an op depend on each other and are never in the same set.
+    τ is 0.001 ms in the paper. Kernels of an op depend on each other and are never in the same set.
     """
     sets: list[list[Launch]] = []
     for launch in sorted(launches, key=lambda event: (event.start_ns, event.op)):

@@ -102,10 +102,8 @@ def leave_one_architecture_out(
             "profile models of another one",
         )
     predictions: list[Prediction] = []
-    device = data.device
-    # Views of mappings cannot be pickled for another process.
-    device = replace(device, flops_per_s=dict(device.flops_per_s), sources=dict(device.sources))
-    picklable = replace(data, device=device)
+    rates, sources = dict(data.device.flops_per_s), dict(data.device.sources)  # views of mappings cannot be pickled
+    picklable = replace(data, device=replace(data.device, flops_per_s=rates, sources=sources))
     tasks = (delayed(_predict_left_out)(picklable, name, tuple(names)) for name in data.architectures)
     parts = Parallel(n_jobs=len(own_cores()), return_as="generator")(tasks)
     for architecture, part in zip(data.architectures, parts, strict=True):

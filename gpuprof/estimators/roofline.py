@@ -117,8 +117,6 @@ def _dtype(tensors: Any) -> str:
 #: Key of `Device.sources` for rates measured on the device.
 CEILINGS = "ceilings"
 
-_FALLBACK_TYPE = "float32"
-
 
 def roofline_ms(work: GraphWork, device: Device, share: Share) -> float:
     """Return the least time in milliseconds of an execution on ``share`` of ``device``."""
@@ -207,4 +205,4 @@ def _peak(device: Device, dtype: str, matrix: bool) -> float:
     # ONNX Runtime's CUDA provider multiplies float32 matrices in TF32 unless told otherwise.
     if matrix and dtype == "float32" and "tfloat32" in rates:
         return rates["tfloat32"]
-    return rates.get(dtype) or rates[_FALLBACK_TYPE]
+    return rates.get(dtype) or rates["float32"]

@@ -59,19 +59,18 @@ def test_models_are_held_by_as_many_scales_as_those_on_gpus_left_out() -> None:
     scales = fit_scales(_groups(), models)
     assert scales.model_factors["products cores"] == pytest.approx(0.05 / scales.ops["product"], rel=0.1)
     widened = scales.widen_model(models[0].parts, "products cores", "")
-    assert np.log(widened) == pytest.approx(0.05, rel=0.1)
+    assert np.log(np.array(widened) / models[0].parts.total_s) == pytest.approx((-0.05, 0.05), rel=0.1)
 
 
-def test_models_of_the_worst_of_many_tables_are_held() -> None:
+def test_models_of_the_worst_of_few_tables_are_held() -> None:
     models = [
         replace(model, model=f"{model.model}-{place}")
         for gpu in ("a100-80", "h100", "t4")
         for place in range(8)
         for model in _models(gpu, 0.01)
     ]
-    few, many = (fit_scales(_groups(), [*models, *_models(gpu, 0.3)]) for gpu in ("t4", "v100"))
-    assert few.model_factors["products cores"] == pytest.approx(0.01 / few.ops["product"], rel=0.1)
-    assert many.model_factors["products cores"] == pytest.approx(0.3 / many.ops["product"], rel=0.1)
+    scales = fit_scales(_groups(), [*models, *_models("v100", 0.3)])
+    assert scales.model_factors["products cores"] == pytest.approx(0.3 / scales.ops["product"], rel=0.1)
 
 
 def test_models_that_wait_for_the_host_speak_for_the_host_alone() -> None:

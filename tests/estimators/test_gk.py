@@ -12,8 +12,8 @@ from bench.published_ops import make_table
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.domain.share import Share
-from gpuprof.estimators.creq import METRICS, LaunchModel, achieved_occupancy_pct, shipped_creq
 from gpuprof.estimators.creq import SOURCE as CREQ_SOURCE
+from gpuprof.estimators.creq import LaunchModel, achieved_occupancy_pct, shipped_creq
 from gpuprof.estimators.cross_gpu.features import rates_of
 from gpuprof.estimators.cross_gpu.kernels import parse_execution
 from gpuprof.estimators.database import DatabaseEstimator
@@ -30,6 +30,7 @@ from gpuprof.estimators.gk import (
     require,
 )
 from gpuprof.estimators.learned.training_set import facts_of_op
+from gpuprof.estimators.measured.measured import CREQ_METRICS
 from gpuprof.estimators.memory import peak_activation_bytes
 from gpuprof.kernel_db.schema import KernelRow, ModelRow, OpRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
@@ -228,7 +229,7 @@ def test_averages_grow_with_the_batch_until_the_gpu_is_full(network: Path) -> No
 
 def test_every_requirement_has_a_source_and_an_interval_within_a_hundred(network: Path) -> None:
     estimate = DatabaseEstimator(None, {"net": network}, execution=EAGER).estimate("net", V100, 12, Share())
-    assert [metric for metric, _ in estimate.creq_pct] == list(METRICS)
+    assert [metric for metric, _ in estimate.creq_pct] == list(CREQ_METRICS)
     for _, figure in estimate.creq_pct:
         assert figure.source == f"{CREQ_SOURCE}: float32, pytorch-eager" and not figure.is_observed
         assert figure.low is not None and figure.high is not None

@@ -3,7 +3,7 @@
 The scale of a kind of op is the logarithmic error within which nine of ten ops stayed on held-out GPUs. A conformal
 factor is the number of scales that hold nine of ten ops of a further GPU; a second factor, by kind of model, is the
 number of mean scales of a model's kernels that hold its time, since the errors of its ops cancel in part. Host time has
-a scale of its own. `bench.unseen_intervals` fits all of them.
+a scale of its own, and at the upper end it precedes the kernels. `bench.unseen_intervals` fits all of them.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ from gpuprof.estimators.cross_gpu.kernels import (
     KernelsByBatch,
     LaunchMode,
     batch_seconds,
+    copy_seconds,
     find_distinct_rows,
     host_seconds,
     type_of_weights,
@@ -146,21 +147,23 @@ class ErrorScales:
 
     def widen_model(
         self, parts: TimeParts, kind: str, generation: str, *, named_host: bool = False, is_compared: bool = True
-    ) -> float:
-        """Return the factor f so that [t / f, t f] holds the time of a model nine of ten times.
+    ) -> tuple[float, float]:
+        """Return the ends in seconds of the interval that holds the time of a model nine of ten times.
 
-        ``is_compared``: whether such estimates were compared with measurements; else, and where no factor was fitted to
-        the kind, the errors of ops are not assumed to cancel. Hosts differ by `host`; with a given launch time, the
-        host's time is as certain as the kernels'.
+        Estimates let the host launch while kernels run; at the upper end it does so before. Hosts differ by `host`;
+        with a given launch time, the host's time is as certain as the kernels'. ``is_compared``: whether such estimates
+        were compared with measurements; else, and where no factor was fitted to the kind, the errors of ops are not
+        assumed to cancel.
         """
         factor = self.model_factors.get(kind + generation, self.model_factors[ANY_MODEL + generation])
         is_fitted = any(kind + suffix in self.model_factors for suffix in ("", _OLD))
         if not (is_compared and is_fitted):
             factor = max(factor, self.op_factors[generation])
-        scale = self.mean_scale(parts.by_kind)
-        of_host = factor * scale if named_host else self.host
-        high = max(parts.kernels_s * exp(factor * scale), parts.host_s * exp(of_host))
-        return high / parts.total_s if parts.total_s > 0.0 else 1.0
+        spread = exp(factor * self.mean_scale(parts.by_kind))
+        of_host = spread if named_host else exp(self.host)
+        low_s = max(parts.kernels_s / spread, parts.host_s / of_host)
+        high_s = max(parts.kernels_s * spread + parts.host_s, parts.host_s * of_host)
+        return low_s / (1.0 + parts.excess), high_s + parts.excess * (parts.kernels_s + parts.host_s)
 
 
 #: Source of a figure that no measurement was held against.
@@ -265,9 +268,8 @@ class CrossGpuModel:
             hidden = replace(parts, host_s=0.0)
             kind = kind_of(kernels.at(batch), kernels.precision)
             is_compared = bool(list_compared_boards(kernels.runtime, kernels.precision, kind))
-            factor = self._interval_factor(hidden, kind, device, is_compared=is_compared)
-            each = parts.kernels_s / batch
-            ends.append((each, each / factor, each * factor))
+            interval = self.scales.widen_model(hidden, kind, generation_of(device), is_compared=is_compared)
+            ends.append([seconds / batch for seconds in (parts.kernels_s, *interval)])
         value, low, high = map(min, zip(*ends, strict=True))
         return Figure(value, SOURCE, low, high)
 
@@ -304,9 +306,12 @@ class CrossGpuModel:
         host_us: float | None = None,
     ) -> Figure:
         boards = list_compared_boards(runtime, precision, kind := kind_of(kernels, precision))
-        is_compared, named_host = bool(boards), host_us is not None
-        factor = self._interval_factor(parts, kind, device, is_compared=is_compared, named_host=named_host)
-        seconds = batch_seconds(parts.kernels_s, parts.host_s, kernels, runtime)
+        named_host, is_compared = host_us is not None, bool(boards)
+        interval = self.scales.widen_model(
+            parts, kind, generation_of(device), named_host=named_host, is_compared=is_compared
+        )
+        copies_s = copy_seconds(kernels, runtime)
+        low, high = (1e3 * (seconds + copies_s) for seconds in interval)
         unlike = name_unlike(kernels.op_types, parts.excess)
         source = f"{SOURCE}: {precision}, {runtime}"
         if unlike:
@@ -315,14 +320,7 @@ class CrossGpuModel:
             source += f", {host_us:g} us a launch"
         if (doubt := describe_evidence(boards, device.name)) is not None:
             source += f", {doubt}"
-        return Figure(seconds * 1e3, source, seconds * 1e3 / factor, seconds * 1e3 * factor)
-
-    def _interval_factor(
-        self, parts: TimeParts, kind: str, device: Device, *, is_compared: bool, named_host: bool = False
-    ) -> float:
-        generation = generation_of(device)
-        factor = self.scales.widen_model(parts, kind, generation, named_host=named_host, is_compared=is_compared)
-        return float(factor + parts.excess)
+        return Figure(1e3 * batch_seconds(parts.kernels_s, parts.host_s, kernels, runtime), source, low, high)
 
     def kernel_times(self, ops: OpTable, rates: DeviceRates) -> Array:
         """Return the seconds of each kernel; equal kernels are computed once."""

@@ -82,7 +82,7 @@ def stack_rates(rates: Sequence[DeviceRates], ops: int) -> DeviceRates:
 
 
 #: Bytes of an operand by type; 4 for other types.
-_BYTES = {"float64": 8.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.0, "float8": 1.0, "float4": 0.5}
+BYTES = {"float64": 8.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.0, "float8": 1.0, "float4": 0.5}
 
 
 def rates_of(device: Device, precision: str, share: Share | None = None, *, busy: bool = False) -> DeviceRates:
@@ -109,8 +109,8 @@ def rates_of(device: Device, precision: str, share: Share | None = None, *, busy
         raise InputError(f"{device.name} has no {precision} arithmetic", f"it has {precisions}")
     fraction, slices = device.granted_fraction(share), _slices(device, share)
     memory = device.fraction(share) if slices is None else slices * share.sm_pct / 100.0
-    width = _BYTES.get(precision, 4.0)
-    narrow = width <= _BYTES["float16"] and "float16" in device.flops_per_s
+    width = BYTES.get(precision, 4.0)
+    narrow = width <= BYTES["float16"] and "float16" in device.flops_per_s
     sustained_others = sustained_part(device, "float16" if narrow else precision)
     return DeviceRates(
         units=max(1.0, device.compute_units * fraction),
@@ -261,9 +261,6 @@ MEASURED_SETS, _SETS_OF_A_MODEL = 5.0, 1000.0
 #: Query rows per block of attention, and cycles before and after its arithmetic.
 _BLOCK_ROWS, _BLOCK_CYCLES = 128.0, 4000.0
 _TINY = 1e-12
-
-#: Names of the regressors.
-REGRESSORS = ("matmul_cores", "matmul_tensor", "conv_cores", "elementwise", "norm", "softmax", "attention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,9 +433,6 @@ def _row_features(ops: OpTable, rates: DeviceRates) -> list[Array]:
     ]
 
 
-_INPUT = "features"
-
-
 class Forest:
     """A sum of trees.
 
@@ -481,7 +475,7 @@ class Forest:
         if not len(rows):
             return np.zeros(0)
         inputs = np.ascontiguousarray(rows[:, : self._width], dtype=np.float64)
-        return np.asarray(self._session.run(None, {_INPUT: inputs})[0], dtype=np.float64).reshape(-1)
+        return np.asarray(self._session.run(None, {"features": inputs})[0], dtype=np.float64).reshape(-1)
 
 
 class Forests(dict[str, Forest]):
@@ -501,7 +495,7 @@ class Forests(dict[str, Forest]):
 class CostModel:
     """Regressors by name."""
 
-    forests: Mapping[str, Forest]  #: `REGRESSORS` → trees.
+    forests: Mapping[str, Forest]  #: `regressor_names` → trees.
 
     def kernel_times(self, ops: OpTable, rates: DeviceRates, bounds: OpBounds | None = None) -> Array:
         """Return the GPU seconds of each op without its launch, at least its physical bound.

@@ -18,7 +18,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.errors import InputError
 from gpuprof.estimators.constants import constant, find_constant
-from gpuprof.estimators.cross_gpu.features import OpTable, resolve_precision, table_of
+from gpuprof.estimators.cross_gpu.features import BYTES, OpTable, resolve_precision, table_of
 from gpuprof.estimators.cross_gpu.node_groups import (
     ATTENTION,
     CONVOLUTIONS,
@@ -31,17 +31,6 @@ from gpuprof.estimators.cross_gpu.node_groups import (
     NodeGroups,
 )
 
-#: Bytes of an element of the activations and of the operands of products, by precision.
-_WIDTHS = {
-    "float64": (8.0, 8.0),
-    "float16": (2.0, 2.0),
-    "bfloat16": (2.0, 2.0),
-    "float8": (2.0, 1.0),
-    "int8": (2.0, 1.0),
-    "float4": (2.0, 0.5),
-}
-#: Type whose images are reordered where nothing is fused.
-_REORDERED = "tfloat32"
 _DEAR = frozenset({"Pow", "Erf", "Gelu", "Mish", "Softplus"})
 #: Element-wise ops with vectorised kernels, exempt from the slow-down in half precision, which image networks lack.
 _STREAMED = frozenset({"Relu", "Clip", "Add", "Sum", "BatchNormalization"})
@@ -145,7 +134,9 @@ class _Walk:
 
     def __init__(self, graph: ModelGraph, precision: str, runtime: LaunchMode) -> None:
         self._ops = graph.ops
-        self._width, self._operand = _WIDTHS.get(precision, (4.0, 4.0))
+        # Bytes of an operand of products, and of an activation, which has at least 16 bits.
+        self._operand = BYTES.get(precision, 4.0)
+        self._width = max(self._operand, BYTES["float16"])
         self._by_pytorch, self._by_tensorrt = runtime.startswith("pytorch"), runtime.startswith("tensorrt")
         if precision == "int8" and self._by_tensorrt:  # so do normalisations, activations and attention
             self._width = self._operand
@@ -162,7 +153,7 @@ class _Walk:
         self._width_of_products = max(self._operand, 2.0)
         self._width_between = self._operand if precision == "int8" else self._width
         self._of_shapes = _list_of_shapes(graph.ops)
-        self._reorders = precision == _REORDERED and not self._fused
+        self._reorders = precision == "tfloat32" and not self._fused
 
     def kernels(self, place: int) -> Iterable[tuple[_Row, int]]:
         """Yield the rows of a node's kernels, and the number of runs of each."""
@@ -188,9 +179,9 @@ class _Walk:
             # ONNX Runtime's own Attention projects its input to queries, keys and values.
             source, weight = op.inputs[:2]
             yield self._plain_product(float(prod(source.shape[:-1])), float(weight.shape[1]), float(weight.shape[0])), 1
-            yield self._projected_attention(op), 1
+            yield self._whole_attention(op, op.outputs[0].shape, op.outputs[0].shape), 1
         elif op.op_type in ATTENTION and len(op.inputs) > 2 and len(op.inputs[0].shape) in (3, 4):
-            yield self._whole_attention(op), 1
+            yield self._whole_attention(op, op.inputs[0].shape, op.inputs[1].shape), 1
         else:
             family, row = self._rowwise(place)
             if op.launches > 1:  # ops and iterations of a body run sequentially
@@ -226,26 +217,16 @@ class _Walk:
         is_whole = self._by_tensorrt and queries <= constant("kernels", "head_queries")
         return family, {**row, "row": float(queries) if is_whole else 1.0}
 
-    def _whole_attention(self, op: Op) -> _Row:
-        query, key = op.inputs[0].shape, op.inputs[1].shape
+    def _whole_attention(self, op: Op, query: tuple[int, ...], key: tuple[int, ...]) -> _Row:
         heads = int(op.attributes.get("q_num_heads", op.attributes.get("num_heads", 1)))  # type: ignore[call-overload]
         if len(query) == 4:
             batch, heads, queries, size = query
             key_heads, keys = key[1], key[2]
         else:
-            batch, queries, size = query[0], query[1], query[2] // heads
+            batch, queries, size = query[0], query[1], max(1, query[2] // heads)
             key_heads, keys = max(1, key[2] // size), key[1]
         causal = bool(op.attributes.get("is_causal", op.attributes.get("unidirectional", 0)))
         return _attention_columns(batch * heads, batch * key_heads, queries, keys, size, self._width, causal=causal)
-
-    def _projected_attention(self, op: Op) -> _Row:
-        """Return the attention itself in ONNX Runtime's own Attention op, after the projection."""
-        batch, queries, _ = op.inputs[0].shape
-        heads = int(op.attributes.get("num_heads", 1))  # type: ignore[call-overload]
-        size = max(1, op.outputs[0].shape[-1] // heads)
-        causal = bool(op.attributes.get("unidirectional", 0))
-        every = batch * heads
-        return _attention_columns(every, every, queries, queries, size, self._width, causal=causal)
 
     def _product(self, place: int) -> _Row:
         op = self._ops[place]
@@ -271,11 +252,7 @@ class _Walk:
 
     def _convolution(self, place: int) -> _Row:
         op = self._ops[place]
-        image, weight, out = (
-            op.inputs[0],
-            next((w for w in op.weights if len(w.shape) > 2), op.inputs[1]),
-            op.outputs[0],
-        )
+        image, weight, out = op.inputs[0], _find_filter(op), op.outputs[0]
         groups = int(op.attributes.get("group", 1) or 1)  # type: ignore[call-overload]
         taps, outs = float(prod(weight.shape[1:])), float(out.shape[1])
         pixels = out.elements / outs
@@ -394,11 +371,14 @@ def _exchanges_last(op: Op) -> bool:
     return isinstance(order, list | tuple) and list(order) == [*range(rank - 2), rank - 1, rank - 2]
 
 
+def _find_filter(op: Op) -> Tensor:
+    return next((tensor for tensor in op.weights if len(tensor.shape) > 2), op.inputs[1])
+
+
 def _is_pointwise(op: Op) -> bool:
     """Return whether a convolution is a matrix product, in either order of channels."""
-    weight = next((tensor for tensor in op.weights if len(tensor.shape) > 2), op.inputs[1])
     strides = op.attributes.get("strides", (1,)) or (1,)
-    return prod(weight.shape[2:]) == 1 and all(int(stride) == 1 for stride in strides)  # type: ignore[attr-defined]
+    return prod(_find_filter(op).shape[2:]) == 1 and all(int(stride) == 1 for stride in strides)  # type: ignore[attr-defined]
 
 
 def _list_of_shapes(ops: Sequence[Op]) -> frozenset[str]:

@@ -443,7 +443,6 @@ def _parse_workload(table: Mapping[str, Any]) -> WorkloadProfile:
 
 
 _NEEDED = ("latency_mean_ms", "power_w", "clock_mhz", "dispatch_ms", "kernel_count", "h2d_bytes", "d2h_bytes")
-_IMPORTED = "import:igniter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,7 +506,7 @@ def profile_of(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str,
 
 def imported_profile(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str, WorkloadProfile]] | None:
     """Return the last imported profile of iGniter's own tools, None where there is none."""
-    runs = read_records(db, RunRow, {"device": device.name, "collector": _IMPORTED})
+    runs = read_records(db, RunRow, {"device": device.name, "collector": "import:igniter"})
     for run in sorted(runs, key=lambda run: run.run_id, reverse=True):
         tables = json.loads(run.settings or "{}")
         if tables.get("hardware"):

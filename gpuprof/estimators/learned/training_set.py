@@ -311,7 +311,6 @@ def _traffic_s(ops: Sequence[OpFacts], device: Device, share: Share) -> Array:
 
 
 Graphs = Callable[[str, int], ModelGraph | None]
-_Content = Counter[str]
 
 _Row = TypeVar("_Row", OpRow, ModelRow)
 _Key = tuple[str, int, float, str | None]
@@ -581,7 +580,7 @@ def name_architectures(graphs: Iterable[ModelGraph]) -> Mapping[str, str]:
     Two models share an architecture where nine tenths of all their ops, all but a replaced head, have type, attributes
     and shapes of weights in common, regardless of names, values of weights, batch and sizes of free dimensions.
     """
-    contents: dict[str, _Content] = {}
+    contents: dict[str, Counter[str]] = {}
     for graph in graphs:
         contents.setdefault(graph.name, Counter(map(_describe_op, graph.ops)))
     names: dict[str, str] = {}

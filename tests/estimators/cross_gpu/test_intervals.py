@@ -68,14 +68,15 @@ def test_ops_are_widened_by_the_scale_of_their_kind_and_the_generation() -> None
 
 
 def test_a_model_is_widened_by_the_mean_scale_of_its_kernels() -> None:
-    parts = TimeParts(1.0, 0.1, {"product": 0.75, "softmax": 0.25})
-    assert np.log(SCALES.widen_model(parts, "products cores", "")) == pytest.approx(0.5 * 0.25)
-    assert np.log(SCALES.widen_model(parts, "convolutions cores", "")) == pytest.approx(0.25)
-    assert np.log(SCALES.widen_model(parts, "products cores", " old")) == pytest.approx(3 * 0.25)
+    parts = TimeParts(1.0, 0.0, {"product": 0.75, "softmax": 0.25})
+    for kind, generation, factor in (
+        ("products cores", "", 0.5), ("convolutions cores", "", 1.0), ("products cores", " old", 3.0)
+    ):  # fmt: skip
+        assert np.log(SCALES.widen_model(parts, kind, generation)) == pytest.approx((-factor * 0.25, factor * 0.25))
 
 
 def test_errors_of_ops_are_not_taken_to_cancel_where_nothing_was_compared() -> None:
-    parts = TimeParts(1.0, 0.1, {"product": 1.0})
+    parts = TimeParts(1.0, 0.0, {"product": 1.0})
     scales = replace(SCALES, op_factors={"": 1.5, " old": 4.0})
     for kind, generation, compared, never in (
         ("products cores", "", 0.5, 1.5),
@@ -84,15 +85,21 @@ def test_errors_of_ops_are_not_taken_to_cancel_where_nothing_was_compared() -> N
     ):
         for is_compared, factor in ((True, compared), (False, never)):
             widened = scales.widen_model(parts, kind, generation, is_compared=is_compared)
-            assert np.log(widened) == pytest.approx(factor * 0.2)
+            assert np.log(widened) == pytest.approx((-factor * 0.2, factor * 0.2))
 
 
 def test_where_the_host_takes_longer_its_own_scale_counts() -> None:
-    host = TimeParts(0.5, 1.0, {"product": 0.5})
-    assert np.log(SCALES.widen_model(host, "products cores", "")) == pytest.approx(0.7)
-    assert np.log(SCALES.widen_model(host, "products cores", "", named_host=True)) == pytest.approx(0.5 * 0.2)
-    near = TimeParts(1.0, 0.9, {"product": 1.0})
-    assert SCALES.widen_model(near, "products cores", "") == pytest.approx(0.9 * np.exp(0.7))
+    host = TimeParts(0.1, 1.0, {"product": 0.1})
+    assert np.log(SCALES.widen_model(host, "products cores", "")) == pytest.approx((-0.7, 0.7))
+    named = SCALES.widen_model(host, "products cores", "", named_host=True)
+    assert named == pytest.approx((np.exp(-0.1), 0.1 * np.exp(0.1) + 1.0))
+
+
+def test_the_upper_end_has_the_host_before_the_kernels() -> None:
+    parts = TimeParts(1.0, 0.5, {"product": 1.0})
+    assert SCALES.widen_model(parts, "products cores", "") == pytest.approx((np.exp(-0.1), np.exp(0.1) + 0.5))
+    odd = replace(parts, host_s=0.0, excess=3.0)
+    assert SCALES.widen_model(odd, "products cores", "") == pytest.approx((np.exp(-0.1) / 4.0, np.exp(0.1) + 3.0))
 
 
 def test_intervals_that_are_not_those_that_ship_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
