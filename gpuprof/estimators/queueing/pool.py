@@ -85,15 +85,14 @@ def solve_pool(arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bo
     process = None if process is None else scale_to_rate(process, rate_rps)
     whole, *parts = _simulate(Arrivals(rate_rps, round(arrivals.scv, 4), process), kinds, coarse)
     each = {server: part.rate_rps / count for (server, count), part in zip(kinds, parts, strict=True)}
-    laws = {server: part.sojourn for (server, _), part in zip(kinds, parts, strict=True)}
+    sojourns = {server: part.sojourn for (server, _), part in zip(kinds, parts, strict=True)}
+    pairs = list(zip(scaled, (server.overhead_ms for server in servers), strict=True))
+    laws = {(alike, added_ms): scale_sojourn(sojourns[alike], unit_ms, added_ms) for alike, added_ms in set(pairs)}
     # In a reduced pool, rounding may over-represent small kinds.
     total = math.fsum(each[server] for server in scaled)
     return PoolSojourn(
         scale_sojourn(whole.sojourn, unit_ms, max(server.overhead_ms for server in servers)),
-        tuple(
-            ServedPart(arrivals.rate_rps * each[alike] / total, scale_sojourn(laws[alike], unit_ms, server.overhead_ms))
-            for alike, server in zip(scaled, servers, strict=True)
-        ),
+        tuple(ServedPart(arrivals.rate_rps * each[pair[0]] / total, laws[pair]) for pair in pairs),
     )
 
 

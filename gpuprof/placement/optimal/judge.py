@@ -429,11 +429,12 @@ def _list_in_share(
         server = BatchServer((ms,), 1, 0.0, latency_cv=cv, overhead_ms=options.overhead_ms)
         return ms, parts_in_time(server, limit_ms)[0]
 
-    smaller = 1
-    for size in sorted({1, *(workload.batch for workload in workloads)}):
-        part = find(smaller)[1]
-        sizes = range(smaller, size + 1)
-        last = smaller - 1 + bisect_left(sizes, True, key=lambda n: find(n)[1] < part / 2.0)
+    smaller, listed = 1, sorted({1, *(workload.batch for workload in workloads)})
+    segments.load_full_rps(device, workloads[0], listed)
+    for size in listed:
+        part, last = find(smaller)[1], size
+        if find(size)[1] < part / 2.0:  # most sizes between two that are in time are, too, and not asked for
+            last = smaller - 1 + bisect_left(range(smaller, size + 1), True, key=lambda n: find(n)[1] < part / 2.0)
         beyond = find(min(last + 1, size))[1] if last < size else 0.0
         for number, most in ((last, part), (size, beyond)):
             ms, answer_s = find(number)[0], options.overhead_ms / 1000.0
