@@ -161,9 +161,7 @@ class PressedEstimator:
         ms *= 1.0 + self.slowdown * math.fsum(_press(other.share.sm_pct, other.batch) for other in beside)
         memory = Figure(float(weights + activations * batch), MEASURED)
         workload = Workload(model, batch, share, processes)
-        return Estimate(
-            workload, device.name, Figure(ms, MEASURED), memory_bytes=memory, latency_cv=self.latency_cv
-        )
+        return Estimate(workload, device.name, Figure(ms, MEASURED), memory_bytes=memory, latency_cv=self.latency_cv)
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the listed batches; any other is answered, too."""
@@ -190,9 +188,7 @@ def draw_queued(seed: int) -> Problem:
     percents = (*sorted(random_.sample([25.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0], 3)), 100.0)
     slowdown, cv = random_.choice([0.05, 0.15, 0.4]), random_.choice([0.0, 0.05, 0.2])
     estimator = PressedEstimator(rows, slowdown, percents, cv)
-    return Problem(
-        tuple(demands), Fleet((FleetEntry(plain_device()),)), estimator, BatchQueue(), Options(seed=seed)
-    )
+    return Problem(tuple(demands), Fleet((FleetEntry(plain_device()),)), estimator, BatchQueue(), Options(seed=seed))
 
 
 def count_equal(problem: Problem) -> float:
