@@ -35,7 +35,7 @@ from gpuprof.placement.pool import Gpus, Pools
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import EXACT
 from gpuprof.placement.rate_limit import LEAST_CV, SLACK, parts_in_time
-from gpuprof.placement.segment import Segment, Segments
+from gpuprof.placement.segment import Segment, Segments, SharedSegments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
 Floats = NDArray[np.float64]
@@ -318,10 +318,11 @@ class TimeBounds:
 def bound_by_time(problem: Problem) -> TimeBounds:
     """Return bounds that hold for maps with and without shared workers.
 
-    The batches of each demand take at least a part of the devices' time (`_least_time`), and each model of a worker at
-    least its memory without a context; their sums bound the devices, and the time of all devices the requests.
+    The batches of each demand take at least a part of the devices' time (`_least_time`), alone in a partition or beside
+    the neighbours that slow them least, and each model of a worker at least its memory without a context; their sums
+    bound the devices, and the time of all devices the requests.
     """
-    segments, entries = Segments(problem), problem.fleet.entries
+    segments, entries = SharedSegments(problem), problem.fleet.entries
     least: dict[str, tuple[float, float, float]] = {}  # time of devices, cost and memory, by the first alike model
     least_parts: list[tuple[float, float]] = []  # of a device's time, and the rate
     for demand in problem.demands:
@@ -392,15 +393,18 @@ def _list_batches(segments: Segments, demand: Demand, device: Device) -> Floats:
         if work is not None and work.source != MEASURED:
             return np.array([(planned_ms(work, problem.options.confidence) / 1000.0, 1.0, 0.0)])
     batches: list[tuple[float, float, float]] = []
+    lone = Segments(problem)
     with suppress(InputError):
         shares = list(problem.estimator.shares(model, device))
         shares += [Share(pct, mig) for mig in {s.mig for s in shares} for pct in space.steps(model, device, mig)]
         for share in shares:
             for count in space.processes(share):
                 workloads = [Workload(model, size, share, count) for size in space.listed_batches(model, device, share)]
-                with suppress(InputError):  # nor is there an estimate of larger batches
-                    for seconds, in_time, answer_s in _list_in_share(segments, demand, device, workloads):
-                        batches.append((seconds * device.fraction(share) / count, in_time, answer_s))
+                # Without neighbours, a part takes the whole partition.
+                for known, held in ((segments, share), (lone, Share(mig=share.mig)))[: 1 + (share.sm_pct < 100.0)]:
+                    with suppress(InputError):  # nor is there an estimate of larger batches
+                        for seconds, in_time, answer_s in _list_in_share(known, demand, device, workloads):
+                            batches.append((seconds * device.fraction(held) / count, in_time, answer_s))
     return np.array(batches).reshape(-1, 3)
 
 

@@ -96,6 +96,23 @@ def test_the_bound_knows_that_neighbours_slow_each_other_down() -> None:
     assert len(light.gpus) == 1
 
 
+def test_the_bound_by_queues_knows_that_neighbours_slow_parts_down() -> None:
+    """Two halves serve 133/s beside each other, 200/s if they did not slow each other down, and a whole 120/s."""
+    table = {Workload("m", 1, share, 1): rate for share, rate in ((Share(50.0), 100.0), (Share(), 120.0))}
+    given = problem([demand("m", 1000.0, 300.0)])
+    given = replace(given, queueing=BatchQueue(), estimator=SlowedEstimator(table))
+    placement, _ = solve_and_check(OPTIMAL, given)
+    assert bound_by_time(given).gpus == 8 <= len(placement.gpus)
+
+
+def test_the_bound_by_queues_holds_for_parts_without_neighbours() -> None:
+    table = {Workload("m", 1, share, 1): rate for share, rate in ((Share(80.0), 100.0), (Share(), 60.0))}
+    given = problem([demand("m", 900.0, 300.0)])
+    given = replace(given, queueing=BatchQueue(), estimator=SlowedEstimator(table))
+    placement, _ = solve_and_check(OPTIMAL, given)
+    assert bound_by_time(given).gpus <= len(placement.gpus) == 10
+
+
 def test_a_part_without_neighbours_that_is_quicker_than_the_whole_does_not_break_the_bound() -> None:
     table = {Workload("a", 1, share, 1): rate for share, rate in ((Share(50.0), 100.0), (Share(), 60.0))}
     given = replace(problem([demand("a", 90.0, 50.0)], options=BUDGET), estimator=SlowedEstimator(table))
