@@ -29,7 +29,7 @@ from gpuprof.placement.optimal.restricted_master import served_column
 from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import EXACT, Program, Solution
-from gpuprof.placement.segment import PooledSegments, Segment, Segments
+from gpuprof.placement.segment import Segment, Segments
 
 _Gpus = tuple[PlacedGpu, ...]
 _ByModel = Mapping[str, float]
@@ -40,13 +40,12 @@ class Contents:
     """Searches maps of a problem."""
 
     problem: Problem
-    segments: Segments  #: Of the same problem, with the rates of pools under the queueing model.
+    segments: Segments  #: Of the same problem, with a latency budget.
     choices: Choices
     limit: Limit
     _until: Limit = field(default_factory=Limit)  #: Of the generation.
     _asked: int = 0
     _rates_rps: dict[tuple[str, Workload, tuple[Workload, ...]], float] = field(default_factory=dict)
-    _slowed_rps: dict[tuple[str, Workload, float], float] = field(default_factory=dict)
     _options: dict[tuple[str, str, str | None], tuple[Segment, ...]] = field(default_factory=dict)
     _generated: defaultdict[PartitionKind, dict[PlacedPartition, None]] = field(
         default_factory=lambda: defaultdict(dict)
@@ -157,26 +156,9 @@ class Contents:
         """Return the full rate of a replica beside neighbours, 0.0 if it never keeps its SLO."""
         key = device.name, workload, tuple(sorted(beside))
         if key not in self._rates_rps:
-            with suppress(InputError):
-                self._rates_rps[key] = self._solve_rate(device, workload, key[2])
-        return self._rates_rps.setdefault(key, 0.0)
-
-    def _solve_rate(self, device: Device, workload: Workload, beside: Sequence[Workload]) -> float:
-        """Return the full rate of a replica; in a pool, as if neighbours slowed batches of all sizes equally.
-
-        Estimating each batch size beside each set of neighbours would take too long; the final map is verified exactly.
-        """
-        demand, segments = self.problem.demand(workload.model), self.segments
-        if not isinstance(segments, PooledSegments):
-            segment = segments.make(demand, device, workload, beside)
-            return 0.0 if segment is None else segment.capacity_rps
-        slowdown = segments.latency_ms(device, workload, beside) / segments.latency_ms(device, workload)
-        key = device.name, workload, round(slowdown, 2)
-        if key not in self._slowed_rps:
-            server = segments.server(device, workload)
-            slowed = replace(server, latency_ms=tuple(ms * key[2] for ms in server.latency_ms))
-            self._slowed_rps[key] = segments.find_rate(demand, slowed)
-        return self._slowed_rps[key]
+            segment = self.segments.make(self.problem.demand(workload.model), device, workload, key[2])
+            self._rates_rps[key] = 0.0 if segment is None else segment.capacity_rps
+        return self._rates_rps[key]
 
     def _price_contents(self, kind: PartitionKind, prices: _ByModel, least: float, *, is_every: bool) -> None:
         """Add contents of a partition with requests worth more than ``least``, each better than the last.

@@ -225,24 +225,15 @@ class Search:
                 self._keep(self._judge.settle(gpus, "local search"))
                 if self._is_done:
                     return
-        if (
-            self._best.unplaced or not self._is_queued
-        ):  # a device less is hardly found by rates that pools only may serve
+        if not self._is_queued:  # with pools, contents serve no more than the maps so far
             self._place_contents(offers)
 
     def _place_contents(self, offers: CandidateSegments) -> None:
         """Improve the map by the contents of partitions that serve most beside their neighbours."""
-        limit = self.limit.keeping((self.limit.left_s or 0.0) / 3.0)  # the map's queues take time, too
-        contents = Contents(offers.problem, offers.segments, offers.list_choices(), limit)
-
-        def place(demands: Sequence[Demand]) -> Gpus:
-            with suppress(InputError):  # no estimate of a batch that is not full, beside neighbours
-                gpus = contents.place(demands, self._best.gpus, is_partial=bool(self._best.unplaced))
-                return self._judge.share_out(gpus)
-            return self._best.gpus
-
-        for placement in self._repair(offers.segments, "program of contents", place, self.limit):
-            self._keep(placement)
+        contents = Contents(offers.problem, offers.segments, offers.list_choices(), self.limit)
+        with suppress(InputError):  # no estimate of a batch that is not full, beside neighbours
+            gpus = contents.place(self.problem.demands, self._best.gpus, is_partial=bool(self._best.unplaced))
+            self._keep(self._judge.settle(self._judge.share_out(gpus), "program of contents"))
 
     def _list_maps(self, offers: CandidateSegments, planner: PartitionPlanner) -> Iterator[Placement]:
         """Yield maps of patterns with neighbours, and of the program without neighbours.
