@@ -19,9 +19,9 @@ class KilledWriter(BaseException):
     """Stands for SIGKILL at one place."""
 
 
-def _database(path: Path, runs: int = 4) -> KernelDb:
+def _database(path: Path) -> KernelDb:
     database = KernelDb.create(path)
-    for number in range(runs):
+    for number in range(4):
         database.append(a_run(f"r{number}", batch=number + 1))
     return database
 

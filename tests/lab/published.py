@@ -1,14 +1,13 @@
 """Small published measurements: files as the authors of ParvaGPU and iGniter write them."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 #: Slices → (requests/s of one process alone, of each of two).
 THROUGHPUT = {1: (100.0, 60.0), 2: (200.0, 110.0), 3: (290.0, 160.0), 4: (380.0, 210.0), 7: (640.0, 350.0)}
 
 
-def write_parvagpu(reference: Path, rates: tuple[float, float] = (700.0, 120.0)) -> Path:
+def write_parvagpu(reference: Path) -> Path:
     """Write two models that behave alike, and one scenario; return the folder of published data."""
     folder = reference / "parvagpu_a100"
     folder.mkdir(parents=True)
@@ -21,12 +20,12 @@ def write_parvagpu(reference: Path, rates: tuple[float, float] = (700.0, 120.0))
     ]
     for model in ("a", "b"):
         (folder / f"{model}.csv").write_text("\n".join([header, *rows]) + "\n")
-    (folder / "SLO_req_rate.csv").write_text(f"{rates[0]:g},{rates[1]:g}\n")
+    (folder / "SLO_req_rate.csv").write_text("700,120\n")
     (folder / "SLO_latency.csv").write_text("1000,1000\n")
     return reference
 
 
-def write_igniter(reference: Path, models: Sequence[str] = ("alexnet", "resnet50", "vgg19", "ssd")) -> Path:
+def write_igniter(reference: Path) -> Path:
     """Write a profile in the words of iGniter's tools, all models alike; return the folder of published data."""
     folder = reference / "igniter_v100"
     folder.mkdir(parents=True)
@@ -54,7 +53,7 @@ def write_igniter(reference: Path, models: Sequence[str] = ("alexnet", "resnet50
         "unit": 2.5,
         "bandwidth": 10000000,
     }
-    tables = {"hardware": hardware, **dict.fromkeys(models, figures)}
+    tables = {"hardware": hardware, **dict.fromkeys(("alexnet", "resnet50", "vgg19", "ssd"), figures)}
     lines = [json.dumps({name: {key: value}}) for name, table in tables.items() for key, value in table.items()]
     (folder / "config.jsonl").write_text("\n".join(lines) + "\n")
     return reference

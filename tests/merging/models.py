@@ -47,11 +47,9 @@ class Builder:
         return model
 
 
-def transformer(
-    layers: int = 3, width: int = 32, heads: int = 2, length: int = 6, seed: int = 0, batch: int | str = "batch"
-) -> ModelProto:
+def transformer(layers: int = 3, seed: int = 0) -> ModelProto:
     """Return an encoder on token ids, as exporters write one: shapes are computed from the input."""
-    b = Builder(seed)
+    b, width, length = Builder(seed), 32, 6
     mask = b.add("Cast", "mask", to=TensorProto.FLOAT)
     mask = b.add(
         "Mul", b.add("Sub", b.constant(np.array([1], np.float32)), mask), b.constant(np.array([-1e4], np.float32))
@@ -59,18 +57,18 @@ def transformer(
     mask = b.add("Unsqueeze", mask, b.constant(np.array([1, 2], np.int64)))
     x = b.add("Add", b.add("Gather", b.weight(50, width), "ids"), b.weight(length, width))
     for _ in range(layers):
-        x = _layer(b, x, mask, width, heads)
+        x = _layer(b, x, mask, width)
     first = b.add("Gather", x, b.constant(np.array(0, np.int64)), axis=1)
     b.add("Gemm", first, b.weight(4, width), b.weight(4), transB=1)
     b.nodes[-1].output[0] = "logits"
-    shape: Dims = [batch, length]
+    shape: Dims = ["batch", length]
     return b.model(
         {"ids": (TensorProto.INT64, shape), "mask": (TensorProto.INT64, shape)},
-        {"logits": (TensorProto.FLOAT, [batch, 4])},
+        {"logits": (TensorProto.FLOAT, ["batch", 4])},
     )
 
 
-def _layer(b: Builder, x: str, mask: str, width: int, heads: int) -> str:
+def _layer(b: Builder, x: str, mask: str, width: int, heads: int = 2) -> str:
     shape = b.add("Shape", x)
     parts = [b.add("Gather", shape, b.constant(np.array([i], np.int64)), axis=0) for i in (0, 1)]
     split = b.add("Concat", *parts, b.constant(np.array([heads, width // heads], np.int64)), axis=0)
@@ -91,9 +89,7 @@ def _layer(b: Builder, x: str, mask: str, width: int, heads: int) -> str:
     return b.add("LayerNormalization", b.add("Add", x, inner), b.weight(width), b.weight(width), axis=-1)
 
 
-def residual(
-    blocks: int = 3, channels: int = 8, side: int = 8, seed: int = 0, batch: int | str = "batch"
-) -> ModelProto:
+def residual(blocks: int = 3, channels: int = 8, seed: int = 0, batch: int | str = "batch") -> ModelProto:
     """Return a small residual network on images."""
     b = Builder(seed)
     x = b.add("Relu", b.add("Conv", "image", b.weight(channels, 3, 3, 3), b.weight(channels), pads=[1, 1, 1, 1]))
@@ -104,7 +100,7 @@ def residual(
     x = b.add("Flatten", b.add("GlobalAveragePool", x))
     b.add("Gemm", x, b.weight(5, channels), b.weight(5), transB=1)
     b.nodes[-1].output[0] = "scores"
-    return b.model({"image": (TensorProto.FLOAT, [batch, 3, side, side])}, {"scores": (TensorProto.FLOAT, [batch, 5])})
+    return b.model({"image": (TensorProto.FLOAT, [batch, 3, 8, 8])}, {"scores": (TensorProto.FLOAT, [batch, 5])})
 
 
 def finetune_model(model: ModelProto, frozen: float, seed: int = 1) -> ModelProto:
@@ -127,11 +123,9 @@ def save(model: ModelProto, directory: Path, name: str) -> Path:
     return path
 
 
-def recurrent(
-    op_type: str = "LSTM", width: int = 32, vocabulary: int = 200, seed: int = 0, head_seed: int = 0
-) -> ModelProto:
+def recurrent(op_type: str = "LSTM", vocabulary: int = 200, seed: int = 0, head_seed: int = 0) -> ModelProto:
     """Return a classifier of token ids: a table, a recurrent op, and a head of its own seed."""
-    b, head = Builder(seed), Builder(head_seed + 1000)
+    b, head, width = Builder(seed), Builder(head_seed + 1000), 32
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op_type]
     table = b.add("Gather", b.weight(vocabulary, width), "ids")
     x = b.add("Transpose", table, perm=[1, 0, 2])

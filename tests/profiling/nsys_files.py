@@ -134,9 +134,9 @@ class Export:
         return path
 
 
-def two_runs(kernels: int = 3, pid: int = 7) -> Export:
+def two_runs(kernels: int = 3) -> Export:
     """Two marked runs of a few kernels, each with a copy in and one out, after a warm-up that is not marked."""
-    export = Export()
+    export, pid = Export(), 7
     export.add("TARGET_INFO_GPU", id=0, cuDevice=0, name="Tesla V100-SXM2-16GB")
     export.kernel("warm", 10, 20, 40, 1, pid)
     for run in range(2):

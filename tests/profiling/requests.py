@@ -20,8 +20,8 @@ def a_job(path: Path, batch: int = 2, share: float = 100.0, processes: int = 1) 
     return Job(load_graph(path, batch), path, Share(share), processes)
 
 
-def a_request(path: Path, run_id: str = "r1", batch: int = 2) -> Request:
-    return Request(run_id, datetime(2026, 1, 2, tzinfo=UTC), CPU, a_job(path, batch), limits=QUICK)
+def a_request(path: Path) -> Request:
+    return Request("r1", datetime(2026, 1, 2, tzinfo=UTC), CPU, a_job(path), limits=QUICK)
 
 
 def read_reports(reports: Sequence[Path], runs: str | None = None) -> tuple[Recording, ...]:

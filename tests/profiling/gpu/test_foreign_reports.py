@@ -480,7 +480,6 @@ OUTSIDE = ("fill",)
 def _write_pair(
     directory: Path,
     runs: int = 8,
-    warm_up: int = 3,
     shift_us: float = 0.0,
     overhead_us: int = 12,
     marked: bool = True,
@@ -496,7 +495,7 @@ def _write_pair(
     profile: list[dict[str, Any]] = []
     answers: dict[str, str] = {}
     now, correlation = 1000.0, 1000 * threads[0]
-    for run in range(warm_up + runs):
+    for run in range(3 + runs):
         begin = now
         now += overhead_us * draw.uniform(0.2, 1.8)
         session = now
@@ -527,7 +526,7 @@ def _write_pair(
              "ts": int(session - shift_us), "dur": int(now - session), "args": {}}
         )  # fmt: skip
         now += overhead_us * draw.uniform(0.2, 1.8)
-        if run < warm_up:
+        if run < 3:
             continue
         mark = {"ph": "X", "pid": 7, "tid": threads[1], "args": {}}
         if marked:

@@ -53,12 +53,6 @@ class HeldTransport(asyncio.Transport):
     def resume_reading(self) -> None:
         self.paused = False
 
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        pass
-
     def is_closing(self) -> bool:
         return self.closed
 
