@@ -174,7 +174,4 @@ def _open_socket(key: RendezvousKey) -> socket.socket:
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
         connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     context = key.context()
-    if context is not None:
-        connection = context.wrap_socket(connection)
-    connection.settimeout(None)
-    return connection
+    return connection if context is None else context.wrap_socket(connection)

@@ -119,6 +119,9 @@ class BlockingStream:
     """Frames over a blocking socket: the worker's side."""
 
     def __init__(self, connection: socket.socket) -> None:
+        # Without a timeout a read would be woken, on the router's time, each time that the router takes an answer from
+        # a Unix socket; with one Python polls, which sleeps on. The router pings idle workers twice a second.
+        connection.settimeout(86_400.0)
         self._socket = connection
         self._buffer = FrameBuffer()
         self._frames: deque[Frame] = deque()

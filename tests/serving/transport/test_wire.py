@@ -1,5 +1,8 @@
+import re
 import socket
 import threading
+import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -76,4 +79,31 @@ def test_a_blocking_stream_takes_small_and_large_frames_and_sees_the_end() -> No
         assert frame.payload == payload
     assert receiver.receive() is None
     thread.join()
+    theirs.close()
+
+
+def count_sleeps(thread: int) -> int:
+    """Return how often a thread of this process has gone to sleep, once that number no longer changes."""
+    status = Path(f"/proc/self/task/{thread}/status")
+    counts = [-1]
+    while len(counts) < 2 or counts[-1] != counts[-2]:
+        time.sleep(0.05)
+        match = re.search(r"^voluntary_ctxt_switches:\s+(\d+)", status.read_text(), re.MULTILINE)
+        assert match is not None
+        counts.append(int(match[1]))
+    return counts[-1]
+
+
+def test_a_stream_that_waits_sleeps_on_while_its_earlier_frame_is_read() -> None:
+    ours, theirs = socket.socketpair()
+    stream = BlockingStream(theirs)
+    thread = threading.Thread(target=stream.receive, daemon=True)
+    thread.start()
+    assert thread.native_id is not None
+    stream.send(FrameKind.PONG, None)
+    before = count_sleeps(thread.native_id)
+    assert ours.recv(1 << 16)
+    assert count_sleeps(thread.native_id) == before
+    ours.close()
+    thread.join(20.0)
     theirs.close()
