@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.errors import GpuprofError
 from gpuprof.placement.contract import ExponentialQueue, plain_device, sliced_device, solve_and_check
+from gpuprof.placement.optimal.judge import bound_by_time
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.placement import PlacedGpu, Placement
 from gpuprof.placement.policies import BUILTIN, make_policy
@@ -196,3 +198,8 @@ def test_no_map_of_equal_replicas_takes_fewer_devices_than_a_plan_by_queues_or_i
     placement, _ = solve_and_check(Optimal(), problem)
     assert not placement.unplaced
     assert (placement.lower_bound_gpus or 0) <= len(placement.gpus) <= count_equal(problem)
+
+
+def test_batches_that_are_hardly_ever_in_time_overflow_no_bound() -> None:
+    with np.errstate(over="raise"):
+        assert bound_by_time(draw_queued(94)).gpus > 0

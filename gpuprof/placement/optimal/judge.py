@@ -442,7 +442,7 @@ def _list_in_share(
         beyond = find(min(last + 1, size))[1] if last < size else 0.0
         for number, most in ((last, part), (size, beyond)):
             ms, answer_s = find(number)[0], options.overhead_ms / 1000.0
-            if most > 0.0:
+            if most > SLACK:
                 yield ms / 1000.0, number * most, answer_s + (ms / 1000.0 if cv < LEAST_CV else 0.0)
         smaller = size
         if not find(size)[1]:
