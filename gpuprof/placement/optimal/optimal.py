@@ -71,10 +71,10 @@ class Optimal:
     Every share of the search space is considered with its best batch, and where memory may not suffice also batches
     with less memory (`CandidateSegments`). Demands that can all be met are met at the least cost; otherwise as much as
     possible is served, higher priorities first, at the least cost. A first fit on one kind of device gives a map at
-    once. The program ignores neighbours, so its map and a map of patterns with neighbours (`CuttingStock`) are improved
-    by a local search that sees neighbours and pools. The search ends where a map costs no more than the lower bound,
-    which holds for every map in the `SearchSpace`, which all policies obey. Running replicas stay where an equally good
-    map allows.
+    once. The program ignores neighbours, so its map and a map of patterns with neighbours (`CuttingStock`), under the
+    queueing model also one of equal replicas (`place_equal`), are improved by a local search that sees neighbours and
+    pools. The search ends where a map costs no more than the lower bound, which holds for every map in the
+    `SearchSpace`, which all policies obey. Running replicas stay where an equally good map allows.
     """
 
     def place(self, problem: Problem) -> Placement:
