@@ -34,6 +34,7 @@ from gpuprof.estimators.creq import LaunchModel, achieved_occupancy_pct, predict
 from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, shipped_model
 from gpuprof.estimators.cross_gpu.features import rates_of
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode, list_kernels
+from gpuprof.estimators.learned.learned import STACK, fit_regressors, graph_features
 from gpuprof.estimators.measured.measured import CREQ_METRICS
 from gpuprof.estimators.memory import peak_activation_bytes
 from gpuprof.graph.load import load_graph
@@ -78,6 +79,7 @@ def main() -> int:
     judged = judge(args.exports, shipped_model(), launches)
     print_models(judged)
     print_errors(judged)
+    print_trained(judged, args.exports)
     print_memory(judged)
     if args.train:
         print(write_regressors(train_launches(data), intervals(judged)))
@@ -147,19 +149,48 @@ def print_models(judged: Sequence[JudgedModel]) -> None:
 
 
 def print_errors(judged: Sequence[JudgedModel]) -> None:
-    """Print errors in points, and how often the interval made without a model holds its figures."""
-    print(f"\n{'':6}{'error':>7}{'bias':>7}{'as profiled':>13}{'batch 4':>9}{'interval holds':>16}{'width':>7}")
+    """Print errors in points, those of the other models' mean, and how often the interval without a model holds."""
+    heading = f"{'':6}{'error':>7}{'bias':>7}{'as profiled':>13}{'batch 4':>9}{'mean of others':>16}"
+    print(f"\n{heading}{'interval holds':>16}{'width':>7}")
     widths = {name: intervals([row for row in judged if row.model != name]) for name in {o.model for o in judged}}
     for metric in CREQ_METRICS:
         off = np.array([row.predicted[metric] - row.measured[metric] for row in judged])
         profiled = np.array([row.as_profiled[metric] - row.measured[metric] for row in judged])
         small = np.array([row.batch == 4 for row in judged])
+        others = [
+            np.mean(
+                [other.measured[metric] for other in judged if (other.model != row.model) & (other.batch == row.batch)]
+            )
+            - row.measured[metric]
+            for row in judged
+        ]
         ends = [(widths[row.model][metric][0], widths[row.model][metric][1]) for row in judged]
         held = [low <= -value <= high for value, (low, high) in zip(off, ends, strict=True)]
         print(
             f"{_SHORT[metric]:6}{np.abs(off).mean():7.1f}{off.mean():+7.1f}{np.abs(profiled).mean():13.1f}"
-            f"{np.abs(off[small]).mean():9.1f}{100 * np.mean(held):15.0f}%{np.mean([h - w for w, h in ends]):7.0f}"
+            f"{np.abs(off[small]).mean():9.1f}{np.abs(others).mean():16.1f}"
+            f"{100 * np.mean(held):15.0f}%{np.mean([h - w for w, h in ends]):7.0f}"
         )
+
+
+def print_trained(judged: Sequence[JudgedModel], exports: Path) -> None:
+    """Print errors of the stack of `train`, each model left out, relative to launches and from the graph alone."""
+    v100 = device("v100")
+    features = np.array([graph_features(load_graph(exports / f"{row.model}.onnx", row.batch), v100) for row in judged])
+    models = np.array([row.model for row in judged])
+    for metric in CREQ_METRICS:
+        measured = np.array([row.measured[metric] for row in judged])
+        errors = []
+        for base in (np.array([row.predicted[metric] for row in judged]), np.ones(len(judged))):
+            off = np.zeros(len(judged))
+            for name in sorted(set(models.tolist())):
+                rest, left_out = models != name, models == name
+                target = np.log(measured[rest] / base[rest])
+                stack = fit_regressors(features[rest], target, models[rest].tolist())[STACK]
+                predicted = np.minimum(100.0, base[left_out] * np.exp(stack.predict(features[left_out])))
+                off[left_out] = predicted - measured[left_out]
+            errors.append(np.abs(off).mean())
+        print(f"{_SHORT[metric]} trained on the other models: {errors[0]:.1f}, without launches {errors[1]:.1f} points")
 
 
 def print_memory(judged: Sequence[JudgedModel]) -> None:

@@ -20,9 +20,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.published_pairs import read_igniter_profile, read_pairs
+from bench.published_pairs import fit_all, read_igniter_profile, read_pairs
 from gpuprof.estimators.conformal import quantile
-from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients, fit_all
+from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
 from gpuprof.estimators.interference.colocation import (
     ColocatedWorkload,
     ConstantInterference,

@@ -12,10 +12,20 @@ from gpuprof.estimators.igniter.igniter import (
     HardwareProfile,
     WorkloadCoefficients,
     WorkloadProfile,
+    fit_hardware,
+    fit_workload,
     profile_of_tables,
 )
 from gpuprof.estimators.interference.colocation import ColocatedWorkload, RunningWorkload
 from gpuprof.kernel_db.importing import parse_igniter_tables
+
+
+def fit_all(
+    hardware: HardwareProfile, workloads: Mapping[str, WorkloadProfile]
+) -> tuple[HardwareCoefficients, dict[str, WorkloadCoefficients]]:
+    """Return the coefficients of the GPU and of each model."""
+    fitted = fit_hardware(hardware)
+    return fitted, {name: fit_workload(profile, fitted) for name, profile in workloads.items()}
 
 
 def read_igniter_profile(path: Path) -> tuple[HardwareProfile, dict[str, WorkloadProfile]]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from gpuprof.domain.catalogue import datasets
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Figure
+from gpuprof.domain.model import ModelGraph
 from gpuprof.estimators.constants import constant
 from gpuprof.estimators.cross_gpu.cross_gpu import (
     CrossGpuLatencies,
@@ -31,7 +32,15 @@ from gpuprof.estimators.cross_gpu.features import (
     rates_of,
     regressor_names,
 )
-from gpuprof.estimators.cross_gpu.kernels import KernelList, LaunchMode, batch_seconds, host_seconds
+from gpuprof.estimators.cross_gpu.kernels import (
+    Execution,
+    KernelList,
+    LaunchMode,
+    batch_seconds,
+    host_seconds,
+    list_kernels,
+    type_of_weights,
+)
 from gpuprof.estimators.measured.measured import CREQ_METRICS
 
 SOURCE = "creq from launches"
@@ -135,6 +144,15 @@ def shipped_creq() -> tuple[LaunchModel, Mapping[str, tuple[float, float]]]:
     """
     metadata, files = read_trained_files(datasets() / "creq")
     return LaunchModel.of_files(files), {metric: (low, high) for metric, (low, high) in metadata["interval"].items()}
+
+
+def predict_graph(graph: ModelGraph, device: Device) -> dict[str, float]:
+    """Return each metric of Creq in percent of a whole GPU by ONNX Runtime; empty on CPUs and for unknown SMs."""
+    if device.kind != "gpu" or device.sm is None:
+        return {}
+    precision, runtime = Execution().rate_name(device, type_of_weights(graph)), LaunchMode.ONNXRUNTIME
+    kernels = list_kernels(graph, precision, runtime)
+    return predict_creq_pct(kernels, shipped_model(), shipped_creq()[0], device, precision, runtime)
 
 
 class UnprofiledRequirements:

@@ -628,11 +628,12 @@ class DatabaseEstimator:
         return PredictedRequirements(lambda: self._predict_creq(model, device, workload.batch))
 
     def _predict_creq(self, model: MeasuredModel, device: Device, batch: int) -> tuple[tuple[str, Figure], ...]:
-        """Return each requirement by trained regressors, else from launches."""
+        """Return each requirement from launches, corrected by trained regressors if there are any."""
         figures = dict(self._unprofiled.predict(model, device, batch))
         if (learned := self._learned(device)) is not None:
             graph = self.known.bind_graph(model, batch)
-            trained = {metric: learned.creq_figure(metric, graph) for metric in CREQ_METRICS}
+            launched = {metric: figure.value for metric, figure in figures.items()}
+            trained = {metric: learned.creq_figure(metric, graph, launched) for metric in CREQ_METRICS}
             figures |= {metric: figure for metric, figure in trained.items() if figure is not None}
         return tuple(figures.items())
 

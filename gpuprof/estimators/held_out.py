@@ -184,7 +184,7 @@ def _of_requirements(case: ModelCase, model: LearnedModel, rest: TrainingSet) ->
     for requirement, measured in case.requirements.items():
         quantity = requirement if requirement == MREQ else f"Creq {requirement}"
         values = {
-            name: predict_requirement(regressor, requirement, case.graph, model.device)
+            name: predict_requirement(regressor, requirement, case.graph, model.device, case.launched)
             for name, regressor in model.requirements.get(requirement, {}).items()
         }
         others = [other.requirements[requirement] for other in rest.cases if requirement in other.requirements]

@@ -77,19 +77,9 @@ _IN_PLACE = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """Bytes of the ops' outputs, without the model's inputs and weights."""
-
-    peak: int  #: Largest number of bytes in use.
-    #: Bytes finally requested from the system: a freed buffer is reused where large enough, and split where twice as
-    #: large.
-    reserved: int
-
-
-def arena_footprint(graph: ModelGraph) -> Footprint:
-    """Return the footprint of the ops in the graph's own order."""
-    arena = _Arena()
+def arena_footprint(graph: ModelGraph) -> ActivationArena:
+    """Return the arena after the ops in the graph's own order, which holds their outputs, no inputs and weights."""
+    arena = ActivationArena()
     weights = {tensor.name for tensor in graph.weights}
     readers = _readers(graph)
     buffers: dict[str, int] = {}
@@ -104,7 +94,7 @@ def arena_footprint(graph: ModelGraph) -> Footprint:
         for tensor in op.inputs:
             if tensor.name in buffers:
                 arena.add_readers(buffers[tensor.name], -1)
-    return Footprint(arena.peak, arena.reserved)
+    return arena
 
 
 def _written_over(op: Op, size: int, readers: dict[str, int], buffers: dict[str, int]) -> str | None:
@@ -125,8 +115,15 @@ def _readers(graph: ModelGraph) -> dict[str, int]:
     return counts
 
 
-class _Arena:
-    """The allocated buffers at one point of the execution, each with its number of remaining readers."""
+class ActivationArena:
+    """The allocated buffers at one point of the execution, each with its number of remaining readers.
+
+    Attributes
+    ----------
+    peak, reserved : int
+        Largest number of bytes in use; bytes finally requested from the system: a freed buffer is reused where large
+        enough, and split where twice as large.
+    """
 
     def __init__(self) -> None:
         self.peak = self.reserved = self._in_use = 0

@@ -26,7 +26,6 @@ MATRIX_OPS = frozenset(
     {"Conv", "ConvTranspose", "Gemm", "MatMul", "FusedConv", "FusedMatMul", "FusedGemm", "Attention"}
 )
 
-
 _PER_ITEM = ("flops", "bytes_moved")
 
 

@@ -148,10 +148,18 @@ def _fit_igniter(database: KernelDb, device: Device, notes: NoteList, required: 
     Where the measurements are too few, return none with a note; raises `InputError` when the coefficients are
     ``required``, because no other model can be fitted.
     """
-    from gpuprof.estimators.igniter.igniter import coefficients_path, fit_all, profile_of, write_coefficients
+    from gpuprof.estimators.igniter.igniter import (
+        coefficients_path,
+        fit_hardware,
+        fit_workload,
+        profile_of,
+        write_coefficients,
+    )
 
     try:
-        hardware, workloads = fit_all(*profile_of(database, device))
+        profile, profiles = profile_of(database, device)
+        hardware = fit_hardware(profile)
+        workloads = {name: fit_workload(each, hardware) for name, each in profiles.items()}
     except InputError as error:
         if required:
             raise

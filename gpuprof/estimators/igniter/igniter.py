@@ -27,6 +27,8 @@ from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, RunRow, model_at_dims, workload_label
 from gpuprof.kernel_db.store import KernelDb
 
+Array = NDArray[Any]
+
 
 @dataclass(frozen=True, slots=True)
 class HardwareCoefficients:
@@ -138,9 +140,6 @@ def clock_mhz(hardware: HardwareCoefficients, demand_w: float) -> float:
     """Return the frequency at a power demand (equation 9), at least a tenth of the highest."""
     over = max(0.0, demand_w - hardware.max_power_w)
     return max(hardware.max_clock_mhz + hardware.alpha_f * over, 0.1 * hardware.max_clock_mhz)
-
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,14 +299,6 @@ def _fit_rest(
         power=_line(ability[unthrottled], above_idle[unthrottled]),
         l2=_line(ability[known], l2_pct[known]),
     )
-
-
-def fit_all(
-    hardware: HardwareProfile, workloads: Mapping[str, WorkloadProfile]
-) -> tuple[HardwareCoefficients, dict[str, WorkloadCoefficients]]:
-    """Return the coefficients of the GPU and of each model."""
-    fitted = fit_hardware(hardware)
-    return fitted, {name: fit_workload(profile, fitted) for name, profile in workloads.items()}
 
 
 def _fit_active(at: Array, active: Array) -> tuple[float, float, float, float, float]:

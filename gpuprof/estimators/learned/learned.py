@@ -181,36 +181,33 @@ def graph_features(graph: ModelGraph, device: Device) -> Array:
 
 
 def fit_requirements(
-    graphs: Sequence[ModelGraph],
-    measured: Sequence[Mapping[str, float]],
-    architectures: Sequence[str],
-    device: Device,
-    names: Sequence[str] = STACKED,
+    cases: Sequence[ModelCase], device: Device, names: Sequence[str] = STACKED
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the regressors of each requirement's logarithm, with their stack, by requirement and name.
+    """Return regressors and their stack by requirement and name, which learn logarithms of requirements.
 
-    ``measured``: requirements of each graph, Creq in percent, Mreq in bytes; ``architectures``: of each graph.
+    Creq is learned relative to its prediction from launches, where there is one.
     """
-    features = [graph_features(graph, device) for graph in graphs]
     fitted = {}
-    for requirement in sorted({name for values in measured for name in values}):
-        rows = [row for row, values in enumerate(measured) if values.get(requirement, 0.0) > 0.0]
+    for requirement in sorted({name for case in cases for name in case.requirements}):
+        rows = [case for case in cases if requirement in case.requirements]
         if len(rows) > 1:
-            target = np.log([measured[row][requirement] for row in rows])
-            groups = [architectures[row] for row in rows]
-            fitted[requirement] = fit_regressors(np.array([features[row] for row in rows]), target, groups, names)
+            features = np.array([graph_features(case.graph, device) for case in rows])
+            target = np.log([case.requirements[requirement] / (case.launched.get(requirement) or 1.0) for case in rows])
+            fitted[requirement] = fit_regressors(features, target, [case.architecture for case in rows], names)
     return fitted
 
 
-def predict_requirement(regressor: Any, requirement: str, graph: ModelGraph, device: Device) -> float:
-    """Return Creq in percent, at most 100, or Mreq in bytes."""
-    value = math.exp(float(regressor.predict(graph_features(graph, device)[None, :])[0]))
+def predict_requirement(
+    regressor: Any, requirement: str, graph: ModelGraph, device: Device, launched: Mapping[str, float]
+) -> float:
+    """Return Creq in percent, at most 100, or Mreq in bytes. ``launched``: `gpuprof.estimators.creq.predict_graph`."""
+    ratio = math.exp(float(regressor.predict(graph_features(graph, device)[None, :])[0]))
+    value = ratio * (launched.get(requirement) or 1.0)
     return value if requirement == MREQ else min(100.0, value)
 
 
 STACK = "stack"
 ALLOCATION = "allocation"
-
 
 #: Errors of predictions for held-out architectures, as logarithms of measured over predicted: by ``"latency"``,
 #: ``"memory"`` or metric of Creq, then by architecture.
@@ -261,11 +258,11 @@ class LearnedModel:
         """Return the latency and its 90% interval."""
         return _with_interval(STACK, self.latency_ms(graph, share), self.residuals.get("latency"))
 
-    def creq_figure(self, metric: str, graph: ModelGraph) -> Figure | None:
+    def creq_figure(self, metric: str, graph: ModelGraph, launched: Mapping[str, float]) -> Figure | None:
         """Return a compute requirement in percent with its 90% interval; None where the metric was not measured."""
         if metric not in self.requirements:
             return None
-        value = predict_requirement(self.requirements[metric][STACK], metric, graph, self.device)
+        value = predict_requirement(self.requirements[metric][STACK], metric, graph, self.device, launched)
         figure = _with_interval(STACK, value, self.residuals.get(metric))
         return figure if figure.high is None else replace(figure, high=min(100.0, figure.high))
 
@@ -281,14 +278,7 @@ def fit(data: TrainingSet, names: Sequence[str] = STACKED) -> LearnedModel:
     if ops is not None:
         target = np.log(ops.times_ns / expected_ns(ops.features))
         times = dict(fit_regressors(ops.features, target, ops.groups, names))
-    cases = [case for case in data.cases if case.requirements]
-    requirements = fit_requirements(
-        [case.graph for case in cases],
-        [case.requirements for case in cases],
-        [case.architecture for case in cases],
-        data.device,
-        names,
-    )
+    requirements = fit_requirements(data.cases, data.device, names)
     peaks = [(case.graph, case.memory_bytes) for case in data.cases if case.memory_bytes]
     memory = AllocationModel.fit(*zip(*peaks, strict=True)) if peaks else None
     return LearnedModel(data.device, times, memory, requirements=requirements)
@@ -336,7 +326,7 @@ def _list_residuals(model: LearnedModel, cases: Sequence[ModelCase]) -> dict[str
             pairs.append((MREQ, case.memory_bytes, model.memory.peak_bytes(case.graph)))
         for metric in model.requirements.keys() & case.requirements.keys() - {MREQ}:
             stack = model.requirements[metric][STACK]
-            predicted = predict_requirement(stack, metric, case.graph, model.device)
+            predicted = predict_requirement(stack, metric, case.graph, model.device, case.launched)
             pairs.append((metric, case.requirements[metric], predicted))
         for quantity, measured, predicted in pairs:
             residuals.setdefault(quantity, []).append(math.log(measured / predicted))
@@ -378,7 +368,7 @@ def _with_interval(source: str, value: float, residuals: Mapping[str, Sequence[f
     return Figure(value, source) if factor is None else Figure(value, source, value / factor, value * factor)
 
 
-SCHEMA = "gpuprof.learned/6"
+SCHEMA = "gpuprof.learned/7"
 _FOLDER = ".trained"  # hidden, so that the database does not read it as a run
 _MANIFEST, _REGRESSORS = "manifest.json", "regressors.skops"
 #: Types that a file may construct besides scikit-learn's own classes and arrays.

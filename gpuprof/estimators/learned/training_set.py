@@ -28,6 +28,7 @@ from gpuprof.domain.runtime_variant import comparable_rows
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import split_name
 from gpuprof.errors import InputError
+from gpuprof.estimators.creq import predict_graph
 from gpuprof.estimators.measured.measured import CREQ_METRICS
 from gpuprof.estimators.memory import peak_activation_bytes
 from gpuprof.estimators.roofline import (
@@ -136,7 +137,6 @@ def _shapes(text: str) -> tuple[Shape, ...]:
 
 #: Float32 values in a vector register of 512 bits: kernels block channels by them.
 _LANES = 16
-
 
 Array = NDArray[Any]
 #: Kinds of ops with similar implementations in runtimes; all others are "other".
@@ -402,6 +402,7 @@ class ModelCase:
     architecture: str  #: The first name of all models with nearly the same ops (`name_architectures`).
     #: Creq in percent by metric, and Mreq in bytes, where measured on the whole device.
     requirements: Mapping[str, float]
+    launched: Mapping[str, float]  #: Creq in percent by metric, predicted from launches; empty where not measured.
 
 
 @dataclass(frozen=True, slots=True)
@@ -534,7 +535,8 @@ def _case(row: ModelRow, device: Device, graphs: Graphs) -> ModelCase | None:
         name: float(value) for name, column in columns if share == Share() and (value := getattr(row, column))
     }
     latency_ms = _latency_ms(row) or 0.0
-    return ModelCase(graph, share, latency_ms, row.memory_peak_bytes, least, graph.name, requirements)
+    launched = predict_graph(graph, device) if requirements.keys() - {MREQ} else {}
+    return ModelCase(graph, share, latency_ms, row.memory_peak_bytes, least, graph.name, requirements, launched)
 
 
 def _latency_ms(row: ModelRow) -> float | None:

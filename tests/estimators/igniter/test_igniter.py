@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.published_pairs import read_igniter_profile
+from bench.published_pairs import fit_all, read_igniter_profile
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
@@ -25,7 +25,6 @@ from gpuprof.estimators.igniter.igniter import (
     added_launch_ms,
     clock_mhz,
     coefficients_path,
-    fit_all,
     fit_hardware,
     fit_published_workload,
     fit_workload,

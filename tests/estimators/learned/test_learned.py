@@ -14,6 +14,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.estimators.creq import predict_graph
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.held_out import (
     CONSTANT,
@@ -26,11 +27,20 @@ from gpuprof.estimators.held_out import (
     predict_left_out_batches,
     summarise_errors,
 )
-from gpuprof.estimators.learned.learned import LearnedModel, fit, fit_with_intervals, load_model, save_model
+from gpuprof.estimators.learned.learned import (
+    LearnedModel,
+    fit,
+    fit_requirements,
+    fit_with_intervals,
+    load_model,
+    predict_requirement,
+    save_model,
+)
 from gpuprof.estimators.learned.training_set import (
     FEATURES,
     NODE_NS,
     Array,
+    ModelCase,
     OpFacts,
     OpTimes,
     TrainingSet,
@@ -416,9 +426,24 @@ def test_trained_requirements_are_read_back_with_intervals(folder: Path) -> None
     assert (trained.ops, trained.latency_factor) == (0, None)
     assert trained.creq_factor is not None and trained.creq_factor > 1.0
     path, v100 = folder / "cnn8.onnx", device("v100")
-    figure = load_model(folder / "db", v100).creq_figure("wavg_occupancy", load_graph(path, 8))
+    graph = load_graph(path, 8)
+    figure = load_model(folder / "db", v100).creq_figure("wavg_occupancy", graph, predict_graph(graph, v100))
     assert figure is not None and figure.interval is not None
     assert figure.interval[0] <= _creq_pct(path, 8) <= figure.interval[1] <= 100.0
     estimate = gpuprof.estimate([path], device="v100", batches=(8,), db=folder / "db").estimates[0]
-    assert estimate.creq("wavg_occupancy") is not None
+    assert (creq := estimate.creq("wavg_occupancy")) is not None and creq.value == pytest.approx(figure.value)
     assert estimate.latency_ms.source != "stack"  # no op was measured
+
+
+def test_a_compute_requirement_is_learned_relative_to_launches(folder: Path) -> None:
+    v100, name = device("v100"), "wavg_occupancy"
+    cases = [
+        ModelCase(graph, Share(), 1.0, None, 1.0, graph.name, {name: launched[name] / 2.0}, launched)
+        for graph in (load_graph(folder / f"cnn{seed}.onnx", 8) for seed in range(4))
+        for launched in [predict_graph(graph, v100)]
+    ]
+    *known, new = cases
+    lasso = fit_requirements(known, v100, ("lasso",))[name]["lasso"]
+    assert len({case.requirements[name] for case in cases}) > 1
+    value = predict_requirement(lasso, name, new.graph, v100, new.launched)
+    assert value == pytest.approx(new.requirements[name], rel=1e-3)
