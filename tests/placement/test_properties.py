@@ -203,3 +203,12 @@ def test_no_map_of_equal_replicas_takes_fewer_devices_than_a_plan_by_queues_or_i
 def test_batches_that_are_hardly_ever_in_time_overflow_no_bound() -> None:
     with np.errstate(over="raise"):
         assert bound_by_time(draw_queued(94)).gpus > 0
+
+
+def test_scarce_devices_are_filled_as_by_first_fit() -> None:
+    estimator = CurvedEstimator(
+        start_ms=1.0, each_ms=0.638, bend=0.867, yields=1.0, spread=0.757, weight_mib=2000, disturbance=0.5, gaps=False
+    )
+    asked = [(107.6, 17.63, 99.0), (338.1, 64.55, 99.0), (95.4, 90.24, 99.0), (698.5, 161.1, 99.0)]
+    drawn = Drawn(asked, estimator, Options(confidence=0.9, latency_budget=1.0, max_processes=1))
+    hold_optimal_against_all(drawn, {"plain": 2, "big": 2})

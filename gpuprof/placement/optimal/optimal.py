@@ -54,6 +54,7 @@ from gpuprof.placement.planned_workloads import planned_ms
 from gpuprof.placement.pool import Gpus
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import EXACT
+from gpuprof.placement.published.ffd import FirstFitDecreasing
 from gpuprof.placement.rate_limit import RATE_PRECISION
 from gpuprof.placement.segment import PooledSegments, Segment, Segments, SharedSegments
 from gpuprof.placement.unplaced_reasons import with_reasons, with_unplaced
@@ -160,9 +161,11 @@ class Search:
                 CandidateSegments(problem, segments),
                 self._halve_limit() if self._is_counted else Limit(None),
             )
-            first_fit = partial(place_first_fit, problem, segments)
+            first_fits = [partial(place_first_fit, problem, segments)]
+            if self._is_counted and not self._is_queued:
+                first_fits.append(partial(_place_decreasing, problem))
             for placement in itertools.chain(
-                self._repair(segments, "first fit", first_fit, Limit(None)),
+                *(self._repair(segments, "first fit", first_fit, Limit(None)) for first_fit in first_fits),
                 self._run_program(offers, offers.list_undivided, limit),
             ):
                 if best is None or self._judge.rank(placement) < self._judge.rank(best):
@@ -402,6 +405,11 @@ class Search:
 
     def _plan_rest(self, problem: Problem) -> Placement:
         return Search(problem, self.limit).find_map()
+
+
+def _place_decreasing(problem: Problem, demands: Sequence[Demand]) -> Gpus:
+    """Return the devices of `FirstFitDecreasing`, which fills the room that remains on scarce devices."""
+    return FirstFitDecreasing().place(replace(problem, demands=tuple(demands), alike={})).gpus
 
 
 def place_first_fit(problem: Problem, segments: Segments, demands: Sequence[Demand]) -> tuple[PlacedGpu, ...]:

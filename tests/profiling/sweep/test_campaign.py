@@ -62,7 +62,7 @@ class FakeCollector:
 @pytest.fixture(autouse=True)
 def _unchecked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are loaded in the runtime beforehand, by a process, in one test only."""
-    if "runtime_refuses" not in request.node.name:
+    if "is_refused" not in request.node.name:
         monkeypatch.setattr(Campaign, "_check_models", lambda self, cells: None)
 
 
