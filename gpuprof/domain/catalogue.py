@@ -306,7 +306,7 @@ def read_offers(path: Path, boards: Iterable[Device]) -> Mapping[str, Device]:
         for line, row in enumerate(csv.DictReader(io.StringIO(text)), 2):
             try:
                 price, count = float(row["price"]), int(row["gpu_count"])
-                if count and price > 0.0 and row["spot"].lower() == "false":
+                if count > 0 and 0.0 < price < math.inf and row["spot"].lower() == "false":
                     name, memory_gb = row["gpu_name"].lower(), float(row["gpu_memory"] or 0.0)
                     place = (name, memory_gb, row.get("provider") or file.stem, row["location"])
                     cheapest[place] = min(price / count, cheapest.get(place, math.inf))

@@ -177,7 +177,7 @@ def _mix_estimates(
 
 
 class WholeGpuEstimator(ServiceEstimator):
-    """Estimates services on GPUs that MIG, MPS or neither can divide, with errors for all other shares."""
+    """Estimates services on GPUs without MIG, without MPS or without both, and refuses the shares that these need."""
 
     def __init__(self, models: Estimator, sources: Mapping[str, str], no_mig: bool, no_mps: bool) -> None:
         super().__init__(models, sources)
@@ -208,7 +208,7 @@ def name_services(
 ) -> Estimator:
     """Return the estimator for services; unchanged where every service has its model's name.
 
-    ``no_mig``, ``no_mps``: whether GPUs cannot be divided by MIG or by MPS.
+    ``no_mig``, ``no_mps``: whether GPUs lack MIG or MPS.
     """
     renamed = {service: model for service, model in sources.items() if service != model}
     if no_mig or no_mps:

@@ -49,7 +49,7 @@ class _Instances:
 
     @property
     def is_whole_cpu(self) -> bool:
-        """Whether it may use all cores of a CPU."""
+        """Whether the share is all cores of a CPU."""
         return self.cores is not None and self.replica.sm_share_pct == 100.0
 
 
@@ -451,7 +451,9 @@ def describe_limits(deployment: DeploymentMap) -> list[str]:
     for server in _list_servers(deployment, by_worker=False):
         for entry in server.instances:
             if entry.replica.turns:
-                remarks.add("Triton runs models at once that take turns in the plan: long ones may be slower")
+                remarks.add(
+                    "Triton runs models that take turns in the plan at once: long batches may be slower than planned"
+                )
             if entry.cores and entry.cores.quota_cores:
                 remarks.add(
                     "a server holds models to whole cores, and the plan has parts of a core; "

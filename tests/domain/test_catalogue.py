@@ -369,7 +369,12 @@ v620,us-east-1,2.0,1,V620,,False
 
 def test_an_offer_prices_the_boards_it_may_be_by_the_cheapest_hour_of_each_place(tmp_path: Path) -> None:
     (tmp_path / "aws.csv").write_text(OFFERS)
-    boards = "g,us,0.6,1,T4,16.0,False", "g,us,1.5,1,RTX6000Ada,48.0,False", "g,us,7.0,1,H100NVL,94.0,False"
+    boards = (
+        "g,us,0.6,1,T4,16.0,False",
+        "g,eu,inf,1,T4,16.0,False",
+        "g,us,1.5,1,RTX6000Ada,48.0,False",
+        "g,us,7.0,1,H100NVL,94.0,False",
+    )
     (tmp_path / "vastai.csv").write_text("\n".join([OFFERS.partition("\n")[0], *boards]))
     os.utime(tmp_path / "aws.csv", (1.7e9, 1.7e9))
     offers = read_offers(tmp_path, devices().values())

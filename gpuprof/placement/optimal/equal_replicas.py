@@ -43,7 +43,7 @@ class _FullDevices:
 
 
 def place_equal(problem: Problem, segments: Segments, most_cost: float) -> Gpus:
-    """Return such a map below ``most_cost``; empty where none is found on devices of unlimited count.
+    """Return the full devices of all demands below ``most_cost``; empty without such devices of unlimited count.
 
     ``segments``: of the problem, with the approximate rates of pooled replicas. Raises `TimeUpError` when the time for
     queues is up.
@@ -65,7 +65,7 @@ def place_equal(problem: Problem, segments: Segments, most_cost: float) -> Gpus:
 
 
 def _find_cheapest(problem: Problem, segments: Segments, demand: Demand, most_cost: float) -> _FullDevices | None:
-    """Return devices below ``most_cost`` that serve a demand: as many as guessed, or more where these are too few."""
+    """Return the cheapest full devices below ``most_cost`` whose pool, solved exactly, serves a demand."""
     queueing, most = queue_of(problem.queueing, demand.model), min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
     trials = [(devices.cost, place, devices) for place, devices in enumerate(_list_full(problem, segments, demand))]
     heapq.heapify(trials)
@@ -83,7 +83,7 @@ def _find_cheapest(problem: Problem, segments: Segments, demand: Demand, most_co
 
 
 def _list_full(problem: Problem, segments: Segments, demand: Demand) -> Iterator[_FullDevices]:
-    """Yield the listed replicas of which full devices may serve a demand, with the guessed number of devices."""
+    """Yield the devices full of each replica that may serve a demand, in the number that its approximate rate needs."""
     for entry in problem.fleet.entries:
         shares = problem.estimator.shares(demand.model, entry.device) if entry.count is None else ()
         for share in (share for share in shares if share.mig is None):
