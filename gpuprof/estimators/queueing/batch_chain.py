@@ -272,7 +272,7 @@ def fresh_probabilities(rate: float, batch: int, y: Array) -> Array:
 
 def _backlog_kernel(arrival: Array, on_lattice: Array, cells: int, ratio: float) -> Array:
     """Return K[i, j]: probability of going from backlog cell j to backlog cell i, as z' = z + S - t."""
-    shifts = np.convolve(on_lattice, arrival[::-1])
+    shifts = np.maximum(convolve(on_lattice, arrival[::-1]), 0.0)
     whole = toeplitz(shifts, cells, 4 * cells, len(arrival) - 1)
     return with_tail(whole[:, :cells].copy(), whole[:, cells:], ratio)
 
@@ -280,8 +280,11 @@ def _backlog_kernel(arrival: Array, on_lattice: Array, cells: int, ratio: float)
 def _transition_probabilities(on_lattice: Array, cells: int, ratio: float) -> Array:
     """Return P[i, j]: probability that backlog cell j becomes ``y`` in lattice cell i."""
     rows = cells + len(on_lattice)
-    whole = toeplitz(on_lattice, rows, rows, 0)
-    return with_tail(whole[:, :cells].copy(), whole[:, cells:], ratio)
+    matrix = toeplitz(on_lattice, rows, cells, 0).copy()
+    # As `with_tail` of all columns, which would take the square of the rows: 40,000 where times vary much.
+    tail = convolve(on_lattice, ratio ** np.arange(1, len(on_lattice) + 1))
+    matrix[cells:, -1] += tail[: len(on_lattice)]
+    return matrix
 
 
 def _entry_probabilities(rate: float, step: float, cells: int, service: Service) -> Array:
@@ -318,7 +321,7 @@ def _fixed_vector(matrix: Array) -> Array:
 
 
 def _normalise_backlog(fresh: Array, backlog: Array, ratio: float, step: float, on_lattice: Array) -> StationaryLaw:
-    landed = np.convolve(append_tail(np.maximum(backlog, 0.0), ratio), on_lattice)
+    landed = np.maximum(convolve(append_tail(np.maximum(backlog, 0.0), ratio), on_lattice), 0.0)
     total = fresh.sum() + landed.sum()
     y = (np.arange(len(landed)) + 0.5) * step
     return StationaryLaw(fresh / total, y, landed / total)

@@ -55,15 +55,12 @@ def share_workers(problem: Problem, placement: Placement, bounds: TimeBounds, li
     packing = _Packing(problem, Segments(problem), devices)
     best = placement
     limit = limit.with_least((limit.seconds or 0.0) / 3.0)  # however long the search took
-    with problem.limits.until(limit), suppress(TimeUpError):
-        for light in packing.list_light(placement):
-            gpus = packing.pack(placement, light)
-            packing.add_parts(gpus)
-            shared = with_unplaced(problem, packing.segments, replace(placement, gpus=tuple(gpus), unplaced=()))
-            shared = clip_bounds(problem, bounds.add_to(replace(shared, found_by="shared workers")))
-            is_better = rank_map(problem, shared) < rank_map(problem, best)
-            if is_better and not check(to_map(problem, shared), collect_evidence(problem)):
-                best = shared
+    for gpus in packing.list_maps(placement, limit):
+        shared = with_unplaced(problem, packing.segments, replace(placement, gpus=gpus, unplaced=()))
+        shared = clip_bounds(problem, bounds.add_to(replace(shared, found_by="shared workers")))
+        is_better = rank_map(problem, shared) < rank_map(problem, best)
+        if is_better and not check(to_map(problem, shared), collect_evidence(problem)):
+            best = shared
     return best
 
 
@@ -74,6 +71,17 @@ class _Packing:
     problem: Problem
     segments: Segments
     devices: Mapping[str, Device]  #: Devices that may have workers.
+
+    def list_maps(self, placement: Placement, limit: Limit) -> Iterator[tuple[PlacedGpu, ...]]:
+        """Yield the devices with light models in workers; the last as far as they were filled in time."""
+        for light in self.list_light(placement):
+            gpus = list[PlacedGpu]()
+            with self.problem.limits.until(limit), suppress(TimeUpError):
+                gpus = self.pack(placement, light)
+                self.add_parts(gpus)
+            yield tuple(gpus)
+            if limit.is_over:
+                return
 
     def list_light(self, placement: Placement) -> Iterator[tuple[str, ...]]:
         """Yield lists of models to move to workers: unplaced and single ones less busy than the mean, then all of them.
@@ -116,8 +124,8 @@ class _Packing:
             best = max(range(len(options)), key=lambda n: (counts[n] / options[n][0].price_per_hour, -options[n][1]))
             if counts[best]:
                 gpus.append(filled[best])
-            # A model that fits on no empty device is left out.
-            del left[: max(1, counts[best])]
+            placed = {replica.model for replica in filled[best].replicas()} or {left[0]}  # left out: fits on no device
+            left = [model for model in left if model not in placed]
             is_usual = len(left) > counts[best] > 0 and options[best][0] in self._list_free(gpus, most)
             usual = options[best] if is_usual else None  # the last device may be of another kind
         return gpus
@@ -171,26 +179,37 @@ class _Packing:
         ]
 
     def _fill(self, gpu: PlacedGpu, left: list[str], workers: int) -> PlacedGpu:
-        """Return a device with ``workers`` more workers; their models are removed from the beginning of ``left``."""
+        """Return a device with ``workers`` more workers; their models are removed from ``left``.
+
+        The first models fill the workers. One that does not fit is passed over, unless the next does not fit either.
+        When the time is up, the device is as far filled as it was.
+        """
         device = self.devices.get(gpu.device)
         if device is None or any(part.mig or part.unshared or part.oversubscribed for part in gpu.partitions):
             return gpu
         replicas = tuple(gpu.replicas())
         free_pct = 100.0 - sum(held_shares((replica.share.sm_pct, replica.turns) for replica in replicas))
         share = self._find_share(device, left, free_pct / workers)
-        filled, most, failed = gpu, 0, len(left) + 1
-        while share and most + 1 < failed:
-            count = min(2 * most + 1, (most + failed) // 2)
-            members = [
-                PlacedReplica(model, 1, 1, share, self.problem.demand(model).rate_rps, turns=1 + number % workers)
-                for number, model in enumerate(left[:count])
-            ]
-            partition = self._make_partition(device, replicas, members)
-            if partition is None:
-                failed = count
-            else:
-                filled, most = PlacedGpu(gpu.device, (partition,)), count
-        del left[:most]
+        filled, models, candidates, most = gpu, list[str](), left[:], 1
+        while share and most:
+            most, failed = 0, len(candidates) + 1
+            while most + 1 < failed:
+                count = min(2 * most + 1, (most + failed) // 2)
+                members = [
+                    PlacedReplica(model, 1, 1, share, self.problem.demand(model).rate_rps, turns=1 + number % workers)
+                    for number, model in enumerate([*models, *candidates[:count]])
+                ]
+                try:
+                    partition = self._make_partition(device, replicas, members)
+                except TimeUpError:
+                    partition = None
+                if partition is None:
+                    failed = count
+                else:
+                    filled, most = PlacedGpu(gpu.device, (partition,)), count
+            models += candidates[:most]
+            candidates = candidates[most + 1 :]
+        left[:] = [model for model in left if model not in models]
         return filled
 
     def _find_share(self, device: Device, models: Sequence[str], most_pct: float) -> Share | None:

@@ -23,8 +23,8 @@ from gpuprof.domain.arrival_process import (
     scale_to_rate,
 )
 from gpuprof.domain.sojourn import Arrivals, BatchServer
-from gpuprof.estimators.queueing import replica
-from gpuprof.estimators.queueing.batch_chain import backlog_law, lattice_law
+from gpuprof.estimators.queueing import batch_chain, replica
+from gpuprof.estimators.queueing.batch_chain import backlog_law, lattice_law, service_of, toeplitz
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.estimators.queueing.replica import drop_unused_batches
 from tests.estimators.queueing.pool_reference import play_pool
@@ -116,6 +116,29 @@ def test_the_backlog_of_single_exponential_services_is_known() -> None:
 def test_gaps_beyond_the_lattice_take_no_more_memory_than_the_lattice(scv: float) -> None:
     law = lattice_law(1e6, scv, 1.0)
     assert len(law) < 50_000 and law[-2:].sum() > 0.9
+
+
+@pytest.mark.parametrize("cv", [3.0, 10.0])
+def test_times_that_vary_much_take_memory_in_proportion_to_their_lattice(cv: float) -> None:
+    service, sizes = service_of(np.array([1.0, 1.5, 2.0]), cv), list[int]()
+
+    def record(values: NDArray[Any], rows: int, columns: int, offset: int) -> NDArray[Any]:
+        sizes.append(rows * columns)
+        return toeplitz(values, rows, columns, offset)
+
+    with mock.patch.object(batch_chain, "toeplitz", record):
+        law = batch_chain.solve_chain(0.5, service)
+    assert max(sizes) < 1_000 * len(law.lattice_mass)
+    assert law.fresh.sum() + law.lattice_mass.sum() == pytest.approx(1.0)
+
+
+def test_the_tail_beyond_the_lattice_is_the_sum_over_its_columns() -> None:
+    law, cells, ratio = lattice_law(1.0, 4.0, 1.0 / 32.0), 96, 0.97
+    rows = cells + len(law)
+    columns = toeplitz(law, rows, rows, 0)
+    beyond = columns[:, cells:] @ ratio ** np.arange(1, rows - cells + 1)
+    folded = batch_chain._transition_probabilities(law, cells, ratio)
+    np.testing.assert_allclose(folded[:, -1], columns[:, cells - 1] + beyond, atol=1e-15)
 
 
 def test_a_wait_of_next_to_nothing_is_none() -> None:

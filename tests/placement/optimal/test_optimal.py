@@ -577,6 +577,27 @@ def test_a_search_of_contents_that_is_cut_short_uses_the_contents_found_so_far()
     assert sum(replica.rate_rps for gpu in gpus for replica in gpu.replicas()) > 400.0
 
 
+class OneSlowModel(TwoCores):
+    """No share serves the model "slow" in time."""
+
+    def estimate(self, model: str, *arguments: Any, **named: Any) -> Estimate:
+        estimate = super().estimate(model, *arguments, **named)
+        return replace(estimate, latency_ms=Figure(1e3, MEASURED)) if model == "slow" else estimate
+
+
+@pytest.mark.parametrize(("questions", "models"), [(300, 30), (600, 40)])
+def test_workers_filled_until_the_time_is_up_are_used_and_pass_over_a_model_that_fits_nowhere(
+    questions: int, models: int
+) -> None:
+    ShortLimit.questions = iter(range(questions))
+    demands = [demand(model, 5.0, 200.0) for model in ("m0", "m1", "slow", *(f"m{n}" for n in range(2, 40)))]
+    given = problem(demands, estimator=OneSlowModel(memory_bytes=2**20))
+    given = replace(given, fleet=Fleet((FleetEntry(LAPTOP, 1),)))
+    nothing = Placement("optimal", (), tuple(Unplaced(model=d.model, rate_rps=5.0, reason="") for d in demands))
+    shared = share_workers(given, nothing, TimeBounds(1, 1.0, None), ShortLimit(1.0))
+    assert len(shared.rates_rps()) >= models
+
+
 class Contexts(LinearEstimator):
     """A process holds 1 GiB, of which 900 MiB are its context."""
 
