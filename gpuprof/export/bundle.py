@@ -99,11 +99,6 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
 
 
-def label(text: str) -> str:
-    """Return ``text`` as the value of a label, which Kubernetes limits to 63 characters."""
-    return slug(text)[:63].rstrip("-")
-
-
 def folder_name(name: str) -> str:
     """Return the folder name of a model: its name without letters that a folder cannot have."""
     return re.sub(r"[^\w.+-]", "_", name).lstrip(".") or "_"

@@ -15,7 +15,7 @@ import hashlib
 import json
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +34,6 @@ from gpuprof.export.bundle import (
     client_models,
     fill_text,
     is_cpu,
-    label,
     read_template,
     replica_names,
     slug,
@@ -157,6 +156,8 @@ def _format_mebibytes(count: int) -> str:
 
 DEVICE_PLUGIN, DRA, KAI, HAMI, KSERVE = "k8s", "k8s-dra", "k8s-kai", "k8s-hami", "kserve"
 ALLOCATIONS = (DEVICE_PLUGIN, DRA, KAI, HAMI)
+#: Devices of a claim at most: AllocationResultsMaxSize of k8s.io/api/resource/v1.
+_LARGEST_CLAIM = 32
 #: Allocations that give a pod a fraction of a GPU.
 FRACTIONAL = (KAI, HAMI)
 
@@ -205,7 +206,7 @@ def allocate(target: str, name: str, node: Node, replicas: Mapping[str, tuple[Gp
     ``replicas``: for fractional allocations the replica of each node as the map places it, with its share.
     """
     devices = [device for gpu in node.gpus for device in list_device_names(gpu)]
-    if target == DRA:
+    if target == DRA and devices:
         return _claim_devices(name, devices)
     if target in FRACTIONAL and devices == ["nvidia.com/gpu"]:
         _, _, replica = replicas[node.name]
@@ -238,32 +239,29 @@ def describe_allocation(target: str, planned: Mapping[str, tuple[Gpu, Partition,
 
 def _claim_devices(name: str, devices: list[str]) -> Allocation:
     """Return claims on whole GPUs and MIG instances from NVIDIA's DRA driver."""
-    if not devices:
-        return Allocation({})
-    template = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaimTemplate",
-        "metadata": {"name": name, "labels": {"app": "gpuprof"}},
-        "spec": {"spec": {"devices": {"requests": list(_request_devices(devices))}}},
-    }
+    parts = [devices[start : start + _LARGEST_CLAIM] for start in range(0, len(devices), _LARGEST_CLAIM)]
+    claims = {f"gpus-{number}": list(_request_devices(part)) for number, part in enumerate(parts)}
+    templates = {claim: f"{name}-{claim}" for claim in claims}
     return Allocation(
         limits={},
-        container={"claims": [{"name": "gpus"}]},
-        pod={"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": name}]},
-        manifests=(template,),
+        container={"claims": [{"name": claim} for claim in claims]},
+        pod={"resourceClaims": [{"name": key, "resourceClaimTemplateName": name} for key, name in templates.items()]},
+        manifests=tuple(
+            _fill("claim.yaml", name=templates[claim], requests=requests) for claim, requests in claims.items()
+        ),
     )
 
 
 def _request_devices(devices: list[str]) -> Iterator[dict[str, Any]]:
-    for number, device in enumerate(devices):
+    for number, (device, count) in enumerate(Counter(devices).items()):
         kind = device.removeprefix("nvidia.com/")
-        exactly: dict[str, Any] = {"deviceClassName": "gpu.nvidia.com"}
+        exactly: dict[str, Any] = {"deviceClassName": "gpu.nvidia.com", "count": count}
         if kind != "gpu":
             # The plugin writes a dot where the driver's profile has a plus: 1g.10gb.me is 1g.10gb+me.
             head, _, suffix = kind.removeprefix("mig-").partition("gb")
             profile = f"{head}gb{suffix.replace('.', '+', 1)}"
             expression = f"device.attributes['gpu.nvidia.com'].profile == '{profile}'"
-            exactly = {"deviceClassName": "mig.nvidia.com", "selectors": [{"cel": {"expression": expression}}]}
+            exactly |= {"deviceClassName": "mig.nvidia.com", "selectors": [{"cel": {"expression": expression}}]}
         yield {"name": f"device-{number}", "exactly": exactly}
 
 
@@ -311,9 +309,9 @@ def kubernetes(deployment: DeploymentMap, image: str, base: Path, target: str = 
     divided = split_replicas(deployment) if target in FRACTIONAL else deployment
     bundle, pod_map = start_node_bundle(divided, base, "/models")
     text = pod_map.to_json()
-    if len(text) > _LARGEST_MAP_BYTES:
+    if (size := len(text.encode())) > _LARGEST_MAP_BYTES:
         raise InputError(
-            f"the map has {len(text):,} bytes, and Kubernetes keeps {_LARGEST_MAP_BYTES:,} in a ConfigMap",
+            f"the map has {size:,} bytes, and Kubernetes keeps {_LARGEST_MAP_BYTES:,} in a ConfigMap",
             "place fewer nodes in a map",
         )
     file_bytes = _measure_files(bundle, pod_map)
@@ -321,17 +319,18 @@ def kubernetes(deployment: DeploymentMap, image: str, base: Path, target: str = 
     # Room for as much again as the models have now.
     gibibytes = max(1, -(-2 * sum(path.stat().st_size for path in bundle.models.values()) // GIB))
     manifests = _fill("shared.yaml", map=text, storage=f"{gibibytes}Gi")
-    names, services = UniqueNames(), _name_services(pod_map)
+    labels, services = _label_nodes(pod_map), _name_services(pod_map)
     for node in pod_map.nodes:
-        name_of_server = names.add(f"gpuprof-{slug(node.name)[:40]}")
+        name_of_server = f"gpuprof-{labels[node.name]}"
         allocation = allocate(target, name_of_server, node, planned)
+        serves = {f"gpuprof.serves/{services[model]}": "true" for model in client_models(pod_map, node)}
         values: dict[str, Any] = {
             "name": name_of_server,
-            "labels": _make_pod_labels(pod_map, services, node) | dict(allocation.labels),
+            "labels": {"app": "gpuprof", "gpuprof/node": labels[node.name], **serves, **allocation.labels},
             "annotations": {"gpuprof/map-sha256": hashlib.sha256(text.encode()).hexdigest(), **allocation.annotations},
         }
         # A scheduler of fractions chooses the machine; elsewhere the map's nodes are machines with a label.
-        selector = {} if target in FRACTIONAL else {"gpuprof.node": label(node.name)}
+        selector = {} if target in FRACTIONAL else {"gpuprof.node": labels[node.name]}
         pod = {"node": node.name, "node_selector": selector, "image": image}
         manifests += [*allocation.manifests, _make_server(target, values, pod, resources[node.name], allocation)]
     manifests += [_fill("service.yaml", name=name, serves=f"gpuprof.serves/{name}") for name in services.values()]
@@ -389,9 +388,13 @@ def _measure_files(bundle: Bundle, deployment: DeploymentMap) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size}
 
 
-def _make_pod_labels(deployment: DeploymentMap, services: Mapping[str, str], node: Node) -> dict[str, str]:
-    serves = {f"gpuprof.serves/{services[model]}": "true" for model in client_models(deployment, node)}
-    return {"app": "gpuprof", "gpuprof/node": label(node.name), **serves}
+def _label_nodes(deployment: DeploymentMap) -> dict[str, str]:
+    """Return a label of its own for each node, which its server is called by, too.
+
+    KServe makes labels of the server's name, "isvc.gpuprof-…-predictor", and a label has 63 letters at most.
+    """
+    names = UniqueNames()
+    return {node.name: names.add(slug(node.name)[:36].rstrip("-")) for node in deployment.nodes}
 
 
 def _name_services(deployment: DeploymentMap) -> dict[str, str]:
@@ -416,7 +419,8 @@ def _note_uneven_services(deployment: DeploymentMap) -> list[str]:
 
 def _write_readme(deployment: DeploymentMap, resources: Mapping[str, PodResources], manifest: str, target: str) -> str:
     nodes = "\n".join(
-        f"       kubectl label node YOUR-NODE gpuprof.node={label(node.name)}" for node in deployment.nodes
+        f"       kubectl label node YOUR-NODE gpuprof.node={name}  # {node}"
+        for node, name in _label_nodes(deployment).items()
     )
     services = "\n".join(f"| {model} | {name} |" for model, name in _name_services(deployment).items())
     requests = "\n".join(f"| {node} | {pod.cpu} | {pod.memory} | {pod.source} |" for node, pod in resources.items())

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,11 @@ def test_the_arguments_are_options_that_serve_has(cli: CommandLine) -> None:
 def test_a_service_leads_to_the_nodes_that_have_the_model_and_no_others(target: str) -> None:
     manifests = _manifests(MAP, target)
     specs = {entry["metadata"]["name"]: entry["spec"] for entry in manifests if entry["kind"] in _NODE_KINDS}
+    # KServe gives its pods another label "app" (kserve/kserve, createRawDefaultDeployment).
     labels = {
-        name: spec["predictor"]["labels"] if target == "kserve" else spec["template"]["metadata"]["labels"]
+        name: spec["predictor"]["labels"] | {"app": f"isvc.{name}-predictor"}
+        if target == "kserve"
+        else spec["template"]["metadata"]["labels"]
         for name, spec in specs.items()
     }
     led = {
@@ -99,6 +103,25 @@ def test_a_service_leads_to_the_nodes_that_have_the_model_and_no_others(target: 
         for entry in _of_kind(manifests, "Service")
     }
     assert led == {"m-net-a": ["gpuprof-node0"], "m-b": ["gpuprof-node1"]}
+
+
+@pytest.mark.parametrize("target", ["k8s", "kserve"])
+def test_nodes_of_like_or_long_names_have_names_and_labels_of_their_own(target: str) -> None:
+    deployment = odd_map()
+    manifests = _manifests(deployment, target)
+    servers = [entry for entry in manifests if entry["kind"] in _NODE_KINDS]
+    pods = [entry["spec"].get("predictor") or entry["spec"]["template"]["spec"] for entry in servers]
+    labels = [pod["nodeSelector"]["gpuprof.node"] for pod in pods]
+    assert len(set(labels)) == len(labels) == len(deployment.nodes)
+    # KServe's label of a pod, which has 63 letters at most.
+    names = [f"isvc.{entry['metadata']['name']}-predictor" for entry in servers]
+    assert all(re.fullmatch(r"[a-z]([-a-z0-9.]{0,61}[a-z0-9])", name) and "--" not in name for name in names)
+    selectors = [str(entry["spec"]["selector"]) for entry in servers if "selector" in entry["spec"]]
+    assert len(set(selectors)) == len(selectors)
+    readme = export(deployment, target, IMAGE).files["README.md"]
+    assert all(
+        f"gpuprof.node={label}  # {node.name}\n" in readme for label, node in zip(labels, deployment.nodes, strict=True)
+    )
 
 
 def test_gpus_are_numbered_as_the_pod_sees_them() -> None:
@@ -151,9 +174,13 @@ def test_quantities_are_texts_so_that_applying_a_manifest_again_changes_nothing(
 
 
 def test_a_map_larger_than_kubernetes_keeps_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubernetes, "_LARGEST_MAP_BYTES", 100)
-    with pytest.raises(InputError, match="Kubernetes keeps 100 in a ConfigMap"):
-        export(MAP, "k8s", IMAGE)
+    content = json.loads(MAP.to_json())
+    content["nodes"][0]["name"] = "節点"  # two letters, six bytes
+    deployment = parse_map(content, "map")
+    (config,) = _of_kind(_manifests(deployment), "ConfigMap")
+    monkeypatch.setattr(kubernetes, "_LARGEST_MAP_BYTES", len(config["data"]["map.json"]))
+    with pytest.raises(InputError, match="in a ConfigMap"):
+        export(deployment, "k8s", IMAGE)
 
 
 def model_with_external_data(folder: Path) -> bytes:
@@ -174,21 +201,33 @@ def _deployed_pods(target: str, deployment: DeploymentMap) -> list[tuple[dict[st
     return [(template["metadata"], template["spec"]) for template in templates]
 
 
-def test_dra_claims_the_gpus_and_mig_instances_of_each_node() -> None:
-    manifests = list(yaml.safe_load_all(export(MAP, "k8s-dra", IMAGE).files["gpuprof.yaml"]))
-    claims = {
+def _list_claims(deployment: DeploymentMap) -> Iterator[list[list[dict[str, Any]]]]:
+    """Yield the requests of each claim of each pod."""
+    manifests = list(yaml.safe_load_all(export(deployment, "k8s-dra", IMAGE).files["gpuprof.yaml"]))
+    templates = {
         entry["metadata"]["name"]: entry["spec"]["spec"] for entry in _of_kind(manifests, "ResourceClaimTemplate")
     }
-    kinds = []
-    for _, pod in _deployed_pods("k8s-dra", MAP):
-        ((claim,), (container,)) = pod["resourceClaims"], pod["containers"]
-        assert container["resources"]["claims"] == [{"name": claim["name"]}]
+    for _, pod in _deployed_pods("k8s-dra", deployment):
+        claims, (container,) = pod["resourceClaims"], pod["containers"]
+        assert container["resources"]["claims"] == [{"name": claim["name"]} for claim in claims]
         assert not any("nvidia" in name for name in container["resources"]["limits"])
-        requests = [request["exactly"] for request in claims[claim["resourceClaimTemplateName"]]["devices"]["requests"]]
-        kinds.append([(request["deviceClassName"], request.get("selectors")) for request in requests])
+        used = [templates.pop(claim["resourceClaimTemplateName"]) for claim in claims]
+        yield [[request["exactly"] for request in claim["devices"]["requests"]] for claim in used]
+    assert not templates
+
+
+def test_dra_claims_the_gpus_and_mig_instances_of_each_node() -> None:
     profile = "device.attributes['gpu.nvidia.com'].profile == '3g.40gb'"
-    instance = ("mig.nvidia.com", [{"cel": {"expression": profile}}])
-    assert kinds == [[instance, instance], [("gpu.nvidia.com", None)]]
+    selectors = [{"cel": {"expression": profile}}]
+    assert list(_list_claims(MAP)) == [
+        [[{"deviceClassName": "mig.nvidia.com", "count": 2, "selectors": selectors}]],
+        [[{"deviceClassName": "gpu.nvidia.com", "count": 1}]],
+    ]
+
+
+def test_dra_claims_no_more_devices_at_once_than_a_claim_can_have() -> None:
+    for claims in _list_claims(odd_map()):
+        assert [sum(request["count"] for request in claim) for claim in claims] == [32, 2]
 
 
 def test_dra_names_a_profile_as_the_driver_does() -> None:
@@ -196,7 +235,18 @@ def test_dra_names_a_profile_as_the_driver_does() -> None:
     assert "profile == '1g.10gb+me'" in text.replace("''", "'")
 
 
-def _shared_map(*shares: float) -> DeploymentMap:
+def odd_map() -> DeploymentMap:
+    """Return a map of names that YAML could misread or labels do not allow, 34 MIG instances on a node, and a chain."""
+    content = json.loads(MAP.to_json().replace('"Net/A"', '"模型 \'é: {#1e3}"').replace('"b"', '"1e3"'))
+    first = content["nodes"][0]
+    first["gpus"] = [first["gpus"][0] | {"index": index} for index in range(17)]
+    names = ("yes", "Yes", "節点", "a-node-whose-name-is-cut-behind-the-dash", "..", "x" * 300)
+    content["nodes"] = [first | {"name": name} for name in names]
+    content["chains"] = {"both": {"steps": list(content["models"]), "slo_ms": 100.0}}
+    return parse_map(content, "map")
+
+
+def shared_map(*shares: float) -> DeploymentMap:
     """Return a map with these shares on a GPU, and nothing else."""
     drawn = json.loads(MAP.to_json())
     node = drawn["nodes"][1]
@@ -207,7 +257,7 @@ def _shared_map(*shares: float) -> DeploymentMap:
 
 
 def test_hami_holds_each_replica_to_its_share_and_memory() -> None:
-    pods = _deployed_pods("k8s-hami", _shared_map(50.0, 32.5))
+    pods = _deployed_pods("k8s-hami", shared_map(50.0, 32.5))
     limits = [pod["containers"][0]["resources"]["limits"] for _, pod in pods]
     assert [(pod["nvidia.com/gpucores"], pod["nvidia.com/gpumem"], pod["nvidia.com/gpu"]) for pod in limits] == [
         ("50", "3072", "1"),
@@ -233,14 +283,14 @@ def _refuse_by_kai(meta: dict[str, Any], pod: dict[str, Any]) -> str | None:
 
 @pytest.mark.parametrize("shares", [(100.0,), (99.5,), (1.0, 99.0), (33.3, 33.3, 33.3)])
 def test_kai_admits_every_pod_whatever_its_share(shares: tuple[float, ...]) -> None:
-    pods = _deployed_pods("k8s-kai", _shared_map(*shares))
+    pods = _deployed_pods("k8s-kai", shared_map(*shares))
     assert [_refuse_by_kai(meta, pod) for meta, pod in pods] == [None] * len(shares)
     wholes = [pod["containers"][0]["resources"]["limits"].get("nvidia.com/gpu") for _, pod in pods]
     assert wholes == ["1" if share == 100.0 else None for share in shares]
 
 
 def test_kai_gets_a_fraction_of_a_gpu_and_each_pod_serves_its_replica_alone() -> None:
-    deployment = _shared_map(50.0, 40.0)
+    deployment = shared_map(50.0, 40.0)
     pods = _deployed_pods("k8s-kai", deployment)
     assert [meta["annotations"]["gpu-fraction"] for meta, _ in pods] == ["0.5", "0.4"]
     assert all(meta["labels"]["kai.scheduler/queue"] == "default-queue" for meta, _ in pods)
@@ -262,7 +312,7 @@ def test_a_scheduler_of_fractions_refuses_shares_of_a_mig_instance_workers_and_c
         export(parse_map(drawn, "map"), "k8s-hami", IMAGE)
     with pytest.raises(InputError, match="a CPU has no fractions"):
         export(awkward(), "k8s-kai", IMAGE)
-    shared = json.loads(_shared_map(40.0, 40.0).to_json())
+    shared = json.loads(shared_map(40.0, 40.0).to_json())
     for replica in shared["nodes"][0]["gpus"][0]["partitions"][0]["replicas"]:
         replica["turns"] = 1
     with pytest.raises(InputError, match="shares a worker"):
