@@ -243,7 +243,7 @@ class Server:
                 self._start_controllers()
                 gc.collect()
                 gc.freeze()  # existing objects live as long as the server
-                ready(where, len(self.router.list_entries()), len(self._worker_fleet.workers))
+                ready(where, len(self.router.list_entries()), self._worker_fleet.count_processes())
                 await self._stop.wait()
                 control.close()
                 control_path(port).unlink(missing_ok=True)

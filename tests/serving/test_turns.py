@@ -16,6 +16,7 @@ TURNS = {"turns": 1, "latency_ms": 0.2}
 def test_models_of_a_worker_are_served_by_one_process_and_by_its_successor(tmp_path: Path) -> None:
     replicas = [replica("a", **TURNS), replica("b", **TURNS), replica("c")]
     with running(tmp_path, map_of(dict.fromkeys("abc", "null:4"), replicas)) as server:
+        assert "serving 3 models with 2 workers" in server.line
         for _ in range(20):
             for model in "abc":
                 assert server.infer(model, [5.0])[0] == 200

@@ -68,6 +68,10 @@ class WorkerFleet:
         self._generation = 0
         self.workers: list[ServedWorker] = []
 
+    def count_processes(self) -> int:
+        """Return the number of worker processes; models that take turns share one."""
+        return len({worker.order.turns or number for number, worker in enumerate(self.workers)})
+
     def local_cores(self) -> frozenset[int]:
         """Return the cores of this machine with workers."""
         return frozenset(core for worker in self.workers if not worker.order.node for core in worker.order.cores)
