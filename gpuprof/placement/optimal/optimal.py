@@ -162,6 +162,9 @@ class Search:
                 self._halve_limit() if self._is_counted else Limit(None),
             )
             first_fits = [partial(place_first_fit, problem, segments)]
+            if any(entry.device.mig_profiles for entry in problem.fleet.entries):
+                # One model in an instance keeps all models that need other parts of a device off it.
+                first_fits.append(partial(place_first_fit, problem, segments, is_undivided=True))
             if self._is_counted and not self._is_queued:
                 first_fits.append(partial(_place_decreasing, problem))
             for placement in itertools.chain(
@@ -412,8 +415,12 @@ def _place_decreasing(problem: Problem, demands: Sequence[Demand]) -> Gpus:
     return FirstFitDecreasing().place(replace(problem, demands=tuple(demands), alike={})).gpus
 
 
-def place_first_fit(problem: Problem, segments: Segments, demands: Sequence[Demand]) -> tuple[PlacedGpu, ...]:
+def place_first_fit(
+    problem: Problem, segments: Segments, demands: Sequence[Demand], *, is_undivided: bool = False
+) -> tuple[PlacedGpu, ...]:
     """Return the devices of a first fit, the largest shares of the highest priority first.
+
+    ``is_undivided``: on devices without MIG instances.
 
     Few queues are solved: for each demand a bisection of the listed shares finds the smallest that serves everything;
     only a demand that none of them serves whole takes the capacity of every share.
@@ -425,7 +432,9 @@ def place_first_fit(problem: Problem, segments: Segments, demands: Sequence[Dema
         first = problem.demand(segments.first_alike(demand.model))
         if first.model not in table:
             devices = (entry.device for entry in problem.fleet.entries)
-            table[first.model] = [segment for device in devices for segment in _list_quick(segments, first, device)]
+            table[first.model] = [
+                segment for device in devices for segment in _list_quick(segments, first, device, is_undivided)
+            ]
         cover = cheapest_cover(demand, [replace(segment, model=demand.model) for segment in table[first.model]], cost)
         parts += [(-demand.priority, -replica.share.sm_pct, device, replica) for device, replica in cover.replicas()]
     for _, _, device, replica in sorted(parts, key=lambda part: part[:2]):
@@ -433,11 +442,12 @@ def place_first_fit(problem: Problem, segments: Segments, demands: Sequence[Dema
     return bins.to_gpus()
 
 
-def _list_quick(segments: Segments, demand: Demand, device: Device) -> Sequence[Segment]:
-    shares = _list_shares(segments, demand, device)
+def _list_quick(segments: Segments, demand: Demand, device: Device, is_undivided: bool) -> Sequence[Segment]:
+    shares = [share for share in _list_shares(segments, demand, device) if not (is_undivided and share.mig)]
     index = bisect_left(shares, True, key=lambda share: segments.serving_all(demand, device, share) is not None)
     if index == len(shares):
-        return segments.best(demand, device)
+        best = segments.best(demand, device)
+        return [segment for segment in best if not (is_undivided and segment.share.mig)]
     smallest = segments.serving_all(demand, device, shares[index])
     return () if smallest is None else (smallest,)
 

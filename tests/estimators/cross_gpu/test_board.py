@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from onnx import helper
 
@@ -90,6 +91,20 @@ def test_a_share_of_an_idle_board_is_quicker_than_beside_a_busy_one(networks: di
     whole = DatabaseEstimator(None, networks).estimate("squeezenet", gpu, 64, Share()).latency_ms
     assert whole.value < alone.value < busy.value
     assert busy.source == alone.source
+
+
+@pytest.mark.parametrize("pct", [10.0, 20.0, 50.0])
+def test_no_share_is_quicker_beside_a_busy_board_than_beside_an_idle_one(pct: float, tmp_path: Path) -> None:
+    weights = {"w": np.zeros((1, 288, 64), np.float32), "r": np.zeros((1, 288, 96), np.float32)}
+    node = helper.make_node("GRU", ["x", "w", "r"], ["", "y"], hidden_size=96)
+    files = {
+        "gru": write_model(tmp_path / "gru.onnx", [node], {"x": [128, "batch", 64]}, {"y": [1, "batch", 96]}, weights)
+    }
+    gpu, share = device("t4"), Share(pct)
+    for batch in _BATCHES:
+        alone = DatabaseEstimator(None, files, alone=True).estimate("gru", gpu, batch, share).latency_ms
+        busy = DatabaseEstimator(None, files).estimate("gru", gpu, batch, share).latency_ms
+        assert alone.value <= busy.value
 
 
 @pytest.mark.parametrize("alone", [True, False])

@@ -400,6 +400,15 @@ def test_only_a_problem_of_which_some_figures_were_measured_is_restricted() -> N
         assert restrict_to_measured(problem([demand()], estimator=LinearEstimator(source=source))) is None
 
 
+def test_a_first_map_divides_no_device_for_one_model_where_all_fit_on_an_undivided_one() -> None:
+    # "m0" fits in an instance smaller than a share of 20%, the others in shares of 10%.
+    estimator = LinearEstimator(percents=(10.0, 20.0, 50.0, 100.0))
+    demands = [demand("m0", 1.0, 27.0), *(demand(f"m{number}", 1.0, 200.0) for number in range(1, 9))]
+    options = Options(time_limit_s=1e-3, isolate=True)
+    placement, _ = solve_and_check(OPTIMAL, problem(demands, [(sliced_device(), None)], estimator, options))
+    assert len(placement.gpus) == 1
+
+
 def test_a_single_cheapest_device_is_the_minimum_without_any_program(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("plan_by_program", "bound_by_time", "share_workers"):
         monkeypatch.setattr(optimal, name, lambda *arguments, name=name: pytest.fail(f"{name} was needed"))
