@@ -51,11 +51,15 @@ _OPSET = 17
 _WORDS = 1000
 _Config = Mapping[str, int]
 _WIDE: _Config = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
+_LARGE: _Config = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
 #: Model → layers, and what else its configuration has.
 _MODELS: Mapping[str, tuple[int, _Config]] = {
     "bert_base": (12, _WIDE),
-    "bert_large": (24, {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}),
+    "bert_large": (24, _LARGE),
+    "roberta_base": (12, _WIDE),
+    "roberta_large": (24, _LARGE),
     "bert_dist6l": (6, _WIDE),
+    "minilm_l6": (6, {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536}),
     "bert_dist4l": (4, {"hidden_size": 288, "num_attention_heads": 12, "intermediate_size": 1152}),
 }
 #: Networks of timm → those of the zoo of the same layers.

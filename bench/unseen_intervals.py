@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from math import log, sqrt
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, hypot, log, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,12 @@ from gpuprof.estimators.cross_gpu.cross_gpu import ANY_MODEL, ErrorScales, gener
 
 Array = NDArray[np.float64]
 _SAMPLE = 400
-#: Fewer architectures of a kind, each on one GPU, say nothing of the next: those of all kinds do.
+#: Fewer architectures of a kind, each on one GPU, say nothing of the next: those of all kinds do. Nor do fewer models
+#: say what part of a table is inside.
 _ENOUGH = 4
 _GENERATIONS = ("", " old")
-#: Hosts of published tables launch the same kernels in times that differ by a factor of two.
-_HOST = 0.693147
+#: Least part of a table inside the intervals.
+_LEAST = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,67 +76,108 @@ def fit_scales(groups: Sequence[OpResiduals], models: Sequence[ModelDeviation]) 
     }
     op_factors: dict[str, float] = {}
     for generation in _GENERATIONS:
-        units = {
-            f"{group.chip} {group.name}": (group.sizes / _scale_ops(without[group.chip], group.kinds)).tolist()
+        units: dict[Hashable, list[float]] = {
+            (group.chip, group.name): (group.sizes / _scale_ops(without[group.chip], group.kinds)).tolist()
             for group in groups
             if group.generation == generation
         }
         op_factors[generation] = _conformal(units, op_factors.get("", 1.0))
-    return ErrorScales(scales, op_factors, _fit_models(models, without, scales), _HOST)
+    host = _fit_host(models)
+    return ErrorScales(scales, op_factors, _fit_models(models, without, scales, host), host)
+
+
+def _fit_host(models: Iterable[ModelDeviation]) -> float:
+    """Return the difference that nine of ten hosts keep within from the mean of a runtime's other hosts.
+
+    A host is a source's on a board; its time is the median over the models that take it longer than their kernels.
+    Without two hosts of a runtime, a factor of two is assumed.
+    """
+    limited: dict[str, list[ModelDeviation]] = defaultdict(list)
+    for model in models:
+        if model.by_host:
+            limited[model.runtime.split()[0].partition(":")[0]].append(model)
+    differences = []
+    for of_runtime in limited.values():
+        hosts = _group(of_runtime, _name_host, lambda model: log(model.measured_ms / 1e3 / model.parts.host_s))
+        times = [float(np.median(errors)) for errors in hosts.values()]
+        others = len(times) - 1
+        differences += [abs(time - (sum(times) - time) / others) for time in times if others]
+    return round(quantile(differences or [log(2.0)], LEVEL) or 0.0, 4)
 
 
 def _fit_models(
-    models: Sequence[ModelDeviation], without: Mapping[str, Mapping[str, float]], scales: Mapping[str, float]
+    models: Sequence[ModelDeviation],
+    without: Mapping[str, Mapping[str, float]],
+    scales: Mapping[str, float],
+    host: float,
 ) -> dict[str, float]:
     def size(deviation: ModelDeviation) -> float:
+        """Return the number of scales that the ends of `ErrorScales.widen_model` need to hold the measured time."""
         scale = _plain(without.get(chip_of(deviation.device), scales)).mean_scale(deviation.parts.by_kind)
-        if deviation.log_error <= 0.0:
-            return -deviation.log_error / scale
-        # At the upper end the host's time comes before the kernels' (`ErrorScales.widen_model`).
-        kernels_s = deviation.parts.kernels_s
-        return log(max(deviation.measured_ms / 1e3 - deviation.parts.host_s, kernels_s) / kernels_s) / scale
+        measured_s, kernels_s, host_s = deviation.measured_ms / 1e3, deviation.parts.kernels_s, deviation.parts.host_s
+        if measured_s <= kernels_s:
+            return log(kernels_s / measured_s) / scale
+        if measured_s <= hypot(kernels_s, host_s * exp(host)):
+            return 0.0
+        return log(sqrt(measured_s**2 - host_s**2) / kernels_s) / scale
 
     factors: dict[str, float] = {}
     for generation in _GENERATIONS:
         generation_models = [model for model in models if not model.by_host and model.generation == generation]
-        everything = _group(generation_models, lambda model: True, size)
+        everything = _group(generation_models, _name_architecture, size)
         factors[ANY_MODEL + generation] = _conformal(everything, factors.get(ANY_MODEL, 1.0))
         for kind in sorted({model.kind for model in generation_models}):
-            units = _group(generation_models, lambda model, kind=kind: model.kind == kind, size)  # type: ignore[misc]
+            of_kind = [model for model in generation_models if model.kind == kind]
+            units, tables = (_group(of_kind, name, size) for name in (_name_architecture, _name_table))
             if len(units) >= _ENOUGH:
-                of_kind = (model for model in generation_models if model.kind == kind)
-                factors[kind + generation] = max(_conformal(units, 1.0), _hold_tables(of_kind, size))
+                tables = {name: sizes for name, sizes in tables.items() if len(sizes) >= _ENOUGH}
+                factors[kind + generation] = max(_conformal(units, 1.0), _conformal(tables, 0.0), _hold_tables(tables))
     return factors
 
 
+def _name_architecture(model: ModelDeviation) -> Hashable:
+    return _name_chip(model), _name_network(model)
+
+
+def _name_chip(model: ModelDeviation) -> Hashable:
+    return chip_of(model.device)
+
+
+def _name_network(model: ModelDeviation) -> Hashable:
+    return model.model.split()[0]
+
+
+def _name_host(model: ModelDeviation) -> Hashable:
+    return model.source, model.device
+
+
+def _name_table(model: ModelDeviation) -> Hashable:
+    """Return the source, board, runtime and precision: the errors of a table are alike."""
+    return model.source, model.device, model.runtime
+
+
 def _group(
-    models: Iterable[ModelDeviation], wanted: Callable[[ModelDeviation], bool], size: Callable[[ModelDeviation], float]
-) -> dict[str, list[float]]:
-    units: dict[str, list[float]] = defaultdict(list)
+    models: Iterable[ModelDeviation],
+    name: Callable[[ModelDeviation], Hashable],
+    size: Callable[[ModelDeviation], float],
+) -> dict[Hashable, list[float]]:
+    units: dict[Hashable, list[float]] = defaultdict(list)
     for model in models:
-        if wanted(model):
-            units[f"{chip_of(model.device)} {model.model.split()[0]}"].append(size(model))
+        units[name(model)].append(size(model))
     return units
 
 
-def _hold_tables(models: Iterable[ModelDeviation], size: Callable[[ModelDeviation], float]) -> float:
-    """Return what holds nine of ten models of one table more, each of a source, board, runtime and precision.
-
-    The errors of a table are alike, so that nine of ten models of all tables may be six of ten of the next. The
-    quantile over tables is conformal: of few tables, the largest.
-    """
-    tables: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-    for model in models:
-        tables[model.source, model.device, model.runtime].append(size(model))
-    each = [_quantile([(np.array(sizes), np.ones(len(sizes)))]) for sizes in tables.values()]
-    return quantile(each, LEVEL) or 0.0
+def _hold_tables(tables: Mapping[Hashable, Sequence[float]]) -> float:
+    """Return what holds `_LEAST` of the models of nine of ten tables."""
+    each = [_quantile([(np.array(sizes), np.ones(len(sizes)))], _LEAST) for sizes in tables.values()]
+    return _quantile([(np.array(each), np.ones(len(each)))]) if each else 0.0
 
 
 def _plain(scales: Mapping[str, float]) -> ErrorScales:
     return ErrorScales(scales, {}, {}, 0.0)
 
 
-def _conformal(units: Mapping[str, Sequence[float]], otherwise: float) -> float:
+def _conformal(units: Mapping[Hashable, Sequence[float]], otherwise: float) -> float:
     """Return what holds nine of ten of one unit more; of too few units for that, nine of ten of theirs."""
     if not units:
         return otherwise
@@ -154,26 +196,35 @@ def _quantile(pairs: Sequence[tuple[Array, Array]], level: float = LEVEL) -> flo
 
 
 def print_intervals(groups: Sequence[OpResiduals], models: Sequence[ModelDeviation]) -> None:
-    """Print coverage and median half width of the 90% intervals of GPUs, and of architectures, that were not seen."""
+    """Print coverage and median width of the 90% intervals of GPUs, of tables and of architectures that were not seen.
+
+    A host is judged by the others.
+    """
     print(f"\n{LEVEL:.0%} intervals: coverage and median half width, fitted without the GPU's own errors\n")
-    chips = {group.chip for group in groups} | {chip_of(model.device) for model in models}
-    fitted = {
-        chip: fit_scales(
-            [group for group in groups if group.chip != chip],
-            [model for model in models if chip_of(model.device) != chip],
-        )
-        for chip in chips
+    fitted: dict[Hashable, ErrorScales] = {
+        chip: fit_scales([group for group in groups if group.chip != chip], _leave_out(models, _name_chip, chip))
+        for chip in {group.chip for group in groups} | {chip_of(model.device) for model in models}
     }
     rows = [(group.name, group.generation, *_judge_ops(group, fitted[group.chip])) for group in groups]
     _print_rows("ops", rows)
-    _print_rows("models", [_judge_model(model, fitted[chip_of(model.device)]) for model in models])
-    architectures = sorted({model.model.split()[0] for model in models})
-    without = {
-        name: fit_scales(groups, [model for model in models if model.model.split()[0] != name])
-        for name in architectures
-    }
-    rows = [_judge_model(model, without[model.model.split()[0]]) for model in models]
-    _print_rows("models, the architecture left out on all GPUs", rows)
+    other_hosts = {host: _fit_host(_leave_out(models, _name_host, host)) for host in set(map(_name_host, models))}
+
+    def print_models(
+        title: str, name: Callable[[ModelDeviation], Hashable], scales: Mapping[Hashable, ErrorScales]
+    ) -> None:
+        hosts = [replace(scales[name(model)], host=other_hosts[_name_host(model)]) for model in models]
+        _print_rows(title, [_judge_model(model, scale) for model, scale in zip(models, hosts, strict=True)])
+
+    print_models("models", _name_chip, fitted)
+    for title, name in (("the table", _name_table), ("the architecture", _name_network)):
+        without = {left_out: fit_scales(groups, _leave_out(models, name, left_out)) for left_out in map(name, models)}
+        print_models(f"models, {title} left out on all GPUs", name, without)
+
+
+def _leave_out(
+    models: Iterable[ModelDeviation], name: Callable[[ModelDeviation], Hashable], left_out: Hashable
+) -> list[ModelDeviation]:
+    return [model for model in models if name(model) != left_out]
 
 
 def _scale_ops(scales: Mapping[str, float], kinds: NDArray[np.str_]) -> Array:

@@ -18,10 +18,10 @@ from gpuprof.errors import InputError
 #: Help of settings that several verbs have.
 PRECISION = "Precision of predictions: float32, tf32, float16, bfloat16, fp8 or int8."
 RUNTIME = (
-    "Runtime that predictions assume: onnxruntime (default), tensorrt, pytorch-eager or pytorch-compiled; with "
-    ":fused-attention if its optimizer fuses attention into one kernel."
+    "Runtime that predictions assume: onnxruntime (default), tensorrt, pytorch-eager, pytorch-script (TorchScript) or "
+    "pytorch-compiled; with :fused-attention if its optimizer fuses attention into one kernel."
 )
-HOST_US = "Microseconds that the host takes for a launch; default: the runtime's usual time, within a factor of two."
+HOST_US = "Microseconds that the host takes for a launch; default: the runtime's usual time, within a factor of 1.4."
 DEVICE_FILE = "TOML file with GPUs that gpuprof does not know."
 ARRIVALS = "Arrival process: constant, poisson, gamma:SCV, bursts:RATIO,BURST,CALM or diurnal:PEAK,PERIOD."
 

@@ -73,10 +73,34 @@ def test_models_of_the_worst_of_few_tables_are_held() -> None:
     assert scales.model_factors["products cores"] == pytest.approx(0.3 / scales.ops["product"], rel=0.1)
 
 
-def test_models_that_wait_for_the_host_speak_for_the_host_alone() -> None:
-    scales = fit_scales(_groups(), [*_models("v100", 0.3, host=True), *_models("t4", 0.01)])
-    assert scales.host == pytest.approx(math.log(2.0))  # the spread between hosts, which no model narrows
-    assert scales.model_factors["products cores"] < 0.1
+def test_eight_of_ten_models_at_least_of_a_further_table_are_held() -> None:
+    tables = [_models(gpu, 0.01)[0] for gpu in ("a100-80", "h100", "t4", "v100") for _ in range(10)]
+    errors = [0.01] * 7 + [0.3] * 3
+    tables[-10:] = [
+        replace(model, measured_ms=model.measured_ms * float(np.exp(error)), model="alike")
+        for model, error in zip(tables[-10:], errors, strict=True)
+    ]
+    scales = fit_scales(_groups(), [replace(model, model=f"m{place}") for place, model in enumerate(tables[:-10])])
+    assert scales.model_factors["products cores"] == pytest.approx(0.01 / scales.ops["product"], rel=0.1)
+    scales = fit_scales(_groups(), [replace(model, model=f"m{place}") for place, model in enumerate(tables)])
+    assert scales.model_factors["products cores"] == pytest.approx(0.3 / scales.ops["product"], rel=0.1)
+
+
+def test_hosts_are_as_far_from_the_others_as_those_of_the_same_runtime() -> None:
+    hosts = [*_models("v100", 0.3, host=True), *_models("t4", 0.1, host=True), *_models("h100", -0.1, host=True)]
+    other_runtime = [replace(model, runtime="onnxruntime") for model in _models("t4", 2.0, host=True)]
+    scales = fit_scales(_groups(), [*hosts, *other_runtime, *_models("t4", 0.01)])
+    assert scales.host == pytest.approx(0.3, abs=1e-4)
+    assert scales.model_factors["products cores"] < 0.1  # models that wait for the host tell nothing of kernels
+    assert fit_scales(_groups(), hosts[:5]).host == pytest.approx(math.log(2.0), abs=1e-4)  # a single host
+
+
+def test_errors_within_the_spread_of_hosts_do_not_widen_the_kernels() -> None:
+    parts = TimeParts(1e-3, 0.9e-3, {"product": 1e-3})
+    hosts = [*_models("v100", 0.3, host=True), *_models("t4", 0.0, host=True)]
+    late = [replace(model, parts=parts, measured_ms=1.5) for model in _models("a100-80", 0.0)]
+    assert math.hypot(1.0, 0.9 * math.exp(0.3)) > 1.5
+    assert fit_scales(_groups(), [*hosts, *late]).model_factors["products cores"] == 0.0
 
 
 def test_a_gpu_is_judged_without_its_own_errors(capsys: pytest.CaptureFixture[str]) -> None:

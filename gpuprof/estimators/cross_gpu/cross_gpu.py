@@ -3,7 +3,7 @@
 The scale of a kind of op is the logarithmic error within which nine of ten ops stayed on held-out GPUs. A conformal
 factor is the number of scales that hold nine of ten ops of a further GPU; a second factor, by kind of model, is the
 number of mean scales of a model's kernels that hold its time, since the errors of its ops cancel in part. Host time has
-a scale of its own, and at the upper end it precedes the kernels. `bench.unseen_intervals` fits all of them.
+a scale of its own, the spread between hosts. `bench.unseen_intervals` fits all of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from importlib.resources.abc import Traversable
-from math import exp
+from math import exp, hypot
 from operator import attrgetter
 from pathlib import Path
 from statistics import median
@@ -136,7 +136,7 @@ class ErrorScales:
     op_factors: Mapping[str, float]  #: `generation_of` → scales that hold nine of ten ops.
     #: Kind of model, or `ANY_MODEL`, and generation → mean scales of its kernels that hold nine of ten models.
     model_factors: Mapping[str, float]
-    host: float  #: Scale of models limited by the host.
+    host: float  #: Error of a host's time, by which hosts differ from their mean.
 
     def mean_scale(self, by_kind: Mapping[str, float]) -> float:
         """Return the mean scale of a model's kernels, weighted by each kind's fraction of the time."""
@@ -151,10 +151,11 @@ class ErrorScales:
     ) -> tuple[float, float]:
         """Return the ends in seconds of the interval that holds the time of a model nine of ten times.
 
-        Estimates let the host launch while kernels run; at the upper end it does so before. Hosts differ by `host`;
-        with a given launch time, the host's time is as certain as the kernels'. ``is_compared``: whether such estimates
-        were compared with measurements; else, and where no factor was fitted to the kind, the errors of ops are not
-        assumed to cancel.
+        Errors of kernels and host are independent, so that at each end only one of them is at its limit. The shortest
+        time has the shorter hidden behind the longer; at the upper end neither is hidden, as in `batch_seconds`. With a
+        given launch time, the host's is as certain as the kernels'. ``is_compared``: whether such estimates were
+        compared with measurements; else, and where no factor was fitted to the kind, the errors of ops are not assumed
+        to cancel.
         """
         factor = self.model_factors.get(kind + generation, self.model_factors[ANY_MODEL + generation])
         is_fitted = any(kind + suffix in self.model_factors for suffix in ("", _OLD))
@@ -163,7 +164,7 @@ class ErrorScales:
         spread = exp(factor * self.mean_scale(parts.by_kind))
         of_host = spread if named_host else exp(self.host)
         low_s = max(parts.kernels_s / spread, parts.host_s / of_host)
-        high_s = max(parts.kernels_s * spread + parts.host_s, parts.host_s * of_host)
+        high_s = max(hypot(parts.kernels_s * spread, parts.host_s), hypot(parts.kernels_s, parts.host_s * of_host))
         return low_s / (1.0 + parts.excess), high_s + parts.excess * (parts.kernels_s + parts.host_s)
 
 

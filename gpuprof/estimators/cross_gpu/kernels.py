@@ -64,11 +64,13 @@ class LaunchMode(StrEnum):
     TENSORRT_FUSED = "tensorrt:fused-attention"
     EAGER = "pytorch-eager"  #: PyTorch, op by op.
     EAGER_FUSED = "pytorch-eager:fused-attention"
+    SCRIPT = "pytorch-script"  #: TorchScript: the same kernels, launched without Python.
     FUSED = "pytorch-compiled"  #: TorchInductor, with fused attention.
 
     @classmethod
     def _missing_(cls, value: object) -> LaunchMode | None:
-        return {"eager": cls.EAGER, "fused": cls.FUSED}.get(str(value))  # names in earlier versions
+        names = {"eager": cls.EAGER, "fused": cls.FUSED, "torchscript": cls.SCRIPT}  # two are of earlier versions
+        return names.get(str(value))
 
     @property
     def is_onnxruntime(self) -> bool:
@@ -78,7 +80,7 @@ class LaunchMode(StrEnum):
     @property
     def is_eager(self) -> bool:
         """Whether PyTorch launches each op by itself."""
-        return self.startswith("pytorch-eager")
+        return self.startswith(("pytorch-eager", "pytorch-script"))
 
     @property
     def joins_chains(self) -> bool:
@@ -541,17 +543,12 @@ def host_seconds(kernels: KernelList, runtime: LaunchMode, host_us: float | None
     """Return the host's time to launch all kernels; ``host_us``: time of a launch, by default the runtime's usual
     time.
     """
-    usual = find_constant("host.launch_us", runtime, constant("host.launch_us", runtime.partition(":")[0]))
-    scale = 1e-6 if host_us is None else 1e-6 * host_us / usual
-
-    def launch_us(op_type: str) -> float:
-        if runtime.is_onnxruntime:
-            return usual
-        if op_type == LAYOUT_OF_CONVOLUTION:
-            return 0.0
-        return find_constant("host.pytorch_op_us", op_type, usual) if runtime.is_eager else usual
-
-    return scale * sum(count * launch_us(name) for count, name in zip(kernels.count, kernels.op_types, strict=True))
+    if host_us is None:
+        host_us = find_constant("host.launch_us", runtime, constant("host.launch_us", runtime.partition(":")[0]))
+    # The runtimes of PyTorch and TensorRT launch convolutions with the conversion of their layouts.
+    free = () if runtime.is_onnxruntime else (LAYOUT_OF_CONVOLUTION,)
+    names = zip(kernels.count, kernels.op_types, strict=True)
+    return 1e-6 * host_us * sum(count for count, name in names if name not in free)
 
 
 def copy_seconds(kernels: KernelList, runtime: LaunchMode) -> float:

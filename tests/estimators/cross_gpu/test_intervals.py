@@ -90,15 +90,21 @@ def test_errors_of_ops_are_not_taken_to_cancel_where_nothing_was_compared() -> N
 
 def test_where_the_host_takes_longer_its_own_scale_counts() -> None:
     host = TimeParts(0.1, 1.0, {"product": 0.1})
-    assert np.log(SCALES.widen_model(host, "products cores", "")) == pytest.approx((-0.7, 0.7))
+    high = np.hypot(0.1, np.exp(0.7))
+    assert SCALES.widen_model(host, "products cores", "") == pytest.approx((np.exp(-0.7), high))
     named = SCALES.widen_model(host, "products cores", "", named_host=True)
-    assert named == pytest.approx((np.exp(-0.1), 0.1 * np.exp(0.1) + 1.0))
+    assert named == pytest.approx((np.exp(-0.1), np.hypot(0.1, np.exp(0.1))))
 
 
-def test_the_upper_end_has_the_host_before_the_kernels() -> None:
-    parts = TimeParts(1.0, 0.5, {"product": 1.0})
-    assert SCALES.widen_model(parts, "products cores", "") == pytest.approx((np.exp(-0.1), np.exp(0.1) + 0.5))
-    odd = replace(parts, host_s=0.0, excess=3.0)
+def test_only_one_of_host_and_kernels_is_at_its_limit_at_the_upper_end() -> None:
+    wide = replace(SCALES, model_factors=dict.fromkeys(SCALES.model_factors, 2.5))
+    for kernels_s, host_s, high in (
+        (1.0, 0.2, np.hypot(np.exp(0.5), 0.2)),
+        (1.0, 0.9, np.hypot(1.0, 0.9 * np.exp(0.7))),
+    ):
+        parts = TimeParts(kernels_s, host_s, {"product": 1.0})
+        assert wide.widen_model(parts, "products cores", "") == pytest.approx((np.exp(-0.5), high))
+    odd = replace(TimeParts(1.0, 0.0, {"product": 1.0}), excess=3.0)
     assert SCALES.widen_model(odd, "products cores", "") == pytest.approx((np.exp(-0.1) / 4.0, np.exp(0.1) + 3.0))
 
 

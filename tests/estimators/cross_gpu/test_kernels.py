@@ -15,6 +15,7 @@ from gpuprof.estimators.cross_gpu.kernels import (
     LaunchMode,
     batch_seconds,
     copy_seconds,
+    host_seconds,
     list_kernels,
 )
 from gpuprof.graph.load import load_graph
@@ -318,6 +319,22 @@ def test_onnx_runtime_copies_inputs_and_outputs_in_proportion_to_the_batch(tmp_p
         assert kernels.input_bytes == kernels.output_bytes == 4000.0 * batch
         assert copy_seconds(kernels, LaunchMode.ONNXRUNTIME) == pytest.approx(4000.0 * batch * (1 / 8.1e9 + 1 / 15e9))
         assert copy_seconds(kernels, LaunchMode.EAGER) == copy_seconds(kernels, LaunchMode.FUSED) == 0.0
+
+
+def test_torchscript_launches_the_kernels_of_eager_execution_in_half_the_time() -> None:
+    graph = _graph(*LINEAR)
+    eager, script = (list_kernels(graph, "float32", LaunchMode(name)) for name in ("pytorch-eager", "torchscript"))
+    assert (script.op_types, script.count) == (eager.op_types, eager.count)
+    assert host_seconds(script, LaunchMode.SCRIPT) == pytest.approx(host_seconds(eager, LaunchMode.EAGER) / 2.0)
+
+
+@pytest.mark.parametrize("runtime", [LaunchMode.EAGER, LaunchMode.ONNXRUNTIME, LaunchMode.TENSORRT])
+def test_the_host_takes_as_long_for_every_launch(runtime: LaunchMode) -> None:
+    image, weight, out = _t("i", 2, 3, 32, 32), _t("w", 16, 3, 3, 3), _t("o", 2, 16, 16, 16)
+    conv = _op("Conv", [image, weight], out, [weight], strides=(2, 2), kernel_shape=(3, 3), pads=(1, 1, 1, 1), group=1)
+    relu = _op("Relu", [out], _t("z", 2, 16, 16, 16))
+    kernels = list_kernels(_graph(conv, relu), "float32", runtime)
+    assert host_seconds(kernels, runtime, 10.0) == pytest.approx(10e-6 * sum(kernels.count))
 
 
 def test_neither_the_host_nor_the_kernels_are_hidden_where_both_take_as_long_in_onnx_runtime() -> None:
