@@ -18,9 +18,8 @@ from gpuprof.estimators.cross_gpu.cross_gpu import ANY_MODEL, ErrorScales, gener
 
 Array = NDArray[np.float64]
 _SAMPLE = 400
-#: Fewer architectures of a kind, each on one GPU, say nothing of the next: those of all kinds do. Nor do fewer models
-#: say what part of a table is inside.
-_ENOUGH = 4
+#: Fewer architectures of a kind, or models of a table, have no conformal quantile of this level.
+_ENOUGH = round(LEVEL / (1.0 - LEVEL))
 _GENERATIONS = ("", " old")
 #: Least part of a table inside the intervals.
 _LEAST = 0.8
@@ -129,9 +128,10 @@ def _fit_models(
         for kind in sorted({model.kind for model in generation_models}):
             of_kind = [model for model in generation_models if model.kind == kind]
             units, tables = (_group(of_kind, name, size) for name in (_name_architecture, _name_table))
-            if len(units) >= _ENOUGH:
-                tables = {name: sizes for name, sizes in tables.items() if len(sizes) >= _ENOUGH}
-                factors[kind + generation] = max(_conformal(units, 1.0), _conformal(tables, 0.0), _hold_tables(tables))
+            tables = {name: sizes for name, sizes in tables.items() if len(sizes) >= _ENOUGH}
+            if len(units) >= _ENOUGH or tables:
+                of_units = _conformal(units, 0.0) if len(units) >= _ENOUGH else 0.0
+                factors[kind + generation] = max(of_units, _conformal(tables, 0.0), _hold_tables(tables))
     return factors
 
 
