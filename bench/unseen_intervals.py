@@ -212,8 +212,13 @@ def print_intervals(groups: Sequence[OpResiduals], models: Sequence[ModelDeviati
     def print_models(
         title: str, name: Callable[[ModelDeviation], Hashable], scales: Mapping[Hashable, ErrorScales]
     ) -> None:
-        hosts = [replace(scales[name(model)], host=other_hosts[_name_host(model)]) for model in models]
-        _print_rows(title, [_judge_model(model, scale) for model, scale in zip(models, hosts, strict=True)])
+        judged = [
+            (model, _judge_model(model, replace(scales[name(model)], host=other_hosts[_name_host(model)])))
+            for model in models
+        ]
+        _print_rows(title, [row for _, row in judged])
+        _print_rows(f"{title}, at batch 1", [row for model, row in judged if model.batch == 1])
+        _print_rows(f"{title}, limited by the host", [row for model, row in judged if model.by_host])
 
     print_models("models", _name_chip, fitted)
     for title, name in (("the table", _name_table), ("the architecture", _name_network)):
@@ -248,7 +253,7 @@ def _judge_ops(group: OpResiduals, scales: ErrorScales) -> tuple[float, float]:
 
 def _judge_model(deviation: ModelDeviation, scales: ErrorScales) -> _Judged:
     low, high = scales.widen_model(deviation.parts, deviation.kind, deviation.generation)
-    name = f"{deviation.source} {deviation.kind}{', host' if deviation.by_host else ''}"
+    name = f"{deviation.source} {deviation.kind}"
     return name, deviation.generation, float(low <= deviation.measured_ms / 1e3 <= high), sqrt(high / low) - 1.0
 
 
