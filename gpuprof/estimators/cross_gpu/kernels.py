@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gpuprof.domain.device import Device
 from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.errors import InputError
-from gpuprof.estimators.constants import constant, find_constant
+from gpuprof.estimators.constants import constant
 from gpuprof.estimators.cross_gpu.features import BYTES, OpTable, resolve_precision, table_of
 from gpuprof.estimators.cross_gpu.node_groups import (
     ATTENTION,
@@ -69,8 +69,7 @@ class LaunchMode(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> LaunchMode | None:
-        names = {"eager": cls.EAGER, "fused": cls.FUSED, "torchscript": cls.SCRIPT}  # two are of earlier versions
-        return names.get(str(value))
+        return {"eager": cls.EAGER, "fused": cls.FUSED}.get(str(value))  # names in earlier versions
 
     @property
     def is_onnxruntime(self) -> bool:
@@ -540,15 +539,12 @@ def find_distinct_rows(tables: Sequence[OpTable]) -> tuple[NDArray[np.int64], ND
 
 
 def host_seconds(kernels: KernelList, runtime: LaunchMode, host_us: float | None = None) -> float:
-    """Return the host's time to launch all kernels; ``host_us``: time of a launch, by default the runtime's usual
-    time.
-    """
-    if host_us is None:
-        host_us = find_constant("host.launch_us", runtime, constant("host.launch_us", runtime.partition(":")[0]))
-    # The runtimes of PyTorch and TensorRT launch convolutions with the conversion of their layouts.
-    free = () if runtime.is_onnxruntime else (LAYOUT_OF_CONVOLUTION,)
-    names = zip(kernels.count, kernels.op_types, strict=True)
-    return 1e-6 * host_us * sum(count for count, name in names if name not in free)
+    """Return the host's seconds to launch all kernels; ``host_us``: of a launch, by default the usual time."""
+    usual_us = constant("host.launch_us", runtime.partition(":")[0])
+    # PyTorch and TensorRT launch the conversion of a layout with its convolution.
+    free = None if runtime.is_onnxruntime else LAYOUT_OF_CONVOLUTION
+    launches = sum(count for count, name in zip(kernels.count, kernels.op_types, strict=True) if name != free)
+    return 1e-6 * launches * (usual_us if host_us is None else host_us)
 
 
 def copy_seconds(kernels: KernelList, runtime: LaunchMode) -> float:
