@@ -65,6 +65,8 @@ class _MapElement(BaseModel):
 
 _Milliseconds = Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=1)]
+#: In milliseconds; a simulation of shorter ones would take too long.
+_TimeSlice = Annotated[float, Field(gt=0.01, lt=1e9, allow_inf_nan=False)]
 
 
 class PlannedDevices(_MapElement):
@@ -103,6 +105,7 @@ class PlannedWith(_MapElement):
     isolate: bool = False
     no_mig: bool = False
     no_mps: bool = False
+    time_slice_ms: _TimeSlice | None = None
     host: HostWork = NO_HOST_WORK
     precision: str | None = None
     runtime: str | None = None
@@ -182,10 +185,11 @@ class Replica(_MapElement):
 
     Replicas of a partition with the same number of ``turns`` above 0 are the models of one worker: a process with one
     share and one context, which runs one batch at a time, in order of dispatch. Their batch times are without the
-    waits for other batches, and the memory of the context is part of the first replica's.
+    waits for other batches, and the memory of the context is part of the first replica's. With ``time_slice_ms``,
+    their batches run at once, as in Triton: in rotation, each for up to so long.
     """
 
-    omitted_if_empty = ("turns",)
+    omitted_if_empty = ("turns", "time_slice_ms")
 
     model: str
     batch: Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
@@ -197,6 +201,7 @@ class Replica(_MapElement):
     batch_latency_ms: tuple[NonNegative, ...] | None = None
     predicted: ReplicaPrediction
     turns: Annotated[int, Field(ge=0, le=4096)] = 0
+    time_slice_ms: _TimeSlice | None = None
 
 
 class MigInstance(_MapElement):

@@ -295,7 +295,7 @@ def describe_unshared(deployment: DeploymentMap) -> str | None:
 def describe_turns(deployment: DeploymentMap) -> str | None:
     """Return the numbers of replicas with turns and of their workers, without a full stop; None without turns."""
     replicas = [
-        (node.name, gpu.index, number, replica.turns)
+        (node.name, gpu.index, number, replica.turns, replica.time_slice_ms)
         for node in deployment.nodes
         for gpu in node.gpus
         for number, partition in enumerate(gpu.partitions)
@@ -304,7 +304,8 @@ def describe_turns(deployment: DeploymentMap) -> str | None:
     ]
     if not replicas:
         return None
-    return f"{count_of(len(replicas), 'replica')} take turns in {count_of(len(set(replicas)), 'worker')}"
+    way = "share time" if any(slice_ms for *_, slice_ms in replicas) else "take turns"
+    return f"{count_of(len(replicas), 'replica')} {way} in {count_of(len(set(replicas)), 'worker')}"
 
 
 def _describe_unused(deployment: DeploymentMap) -> str:

@@ -15,6 +15,7 @@ from gpuprof.export.kubernetes import ALLOCATIONS, KSERVE, kubernetes
 from gpuprof.export.mps import mps
 from gpuprof.export.ray_serve import ray_serve
 from gpuprof.export.triton import triton
+from gpuprof.rules.turns import require_turns
 from gpuprof.serving.edge.edge import EdgeSettings, render_bootstrap
 
 _HEAD = """\
@@ -62,6 +63,8 @@ def export(deployment: DeploymentMap, target: str, image: str | None = None, bas
     files are looked for first.
     """
     check_target(target, image)
+    if target in {*ALLOCATIONS, KSERVE, "ray-serve"}:
+        require_turns(deployment)  # they run gpuprof's workers
     if target in {*ALLOCATIONS, KSERVE}:
         return kubernetes(deployment, image or "", base, target)
     writers: dict[str, Callable[[], Bundle]] = {

@@ -450,10 +450,6 @@ def describe_limits(deployment: DeploymentMap) -> list[str]:
     remarks = set()
     for server in _list_servers(deployment, by_worker=False):
         for entry in server.instances:
-            if entry.replica.turns:
-                remarks.add(
-                    "Triton runs models that take turns in the plan at once: long batches may be slower than planned"
-                )
             if entry.cores and entry.cores.quota_cores:
                 remarks.add(
                     "a server holds models to whole cores, and the plan has parts of a core; "

@@ -43,6 +43,9 @@ from gpuprof.placement.policies import DEFAULT, Policy, make_policy
 from gpuprof.placement.problem import MEANS, Problem, collect_evidence
 from gpuprof.simulator.engine import simulate
 
+#: Time slice of models in Triton: the default of NVIDIA's GPUs. On two cores under Linux 6.18 it fits the 99th
+#: percentiles of ten models (1.4 and 2.8 ms are worse).
+_TIME_SLICE_MS = 2.0
 #: Requests in the simulation of a planned map: enough for the 99th percentile of each of some chains, in a second.
 _SIMULATED_REQUESTS = 50_000
 
@@ -208,8 +211,9 @@ def place(
     if repository is not None:
         notes.add(*(f"{name} of the repository is not planned: {why}" for name, why in repository.left_out.items()))
         demands = name_files(demands, repository)
-        # A server is one process for each node: it has its GPUs whole, and neither instances nor shares of them.
-        options = options.replace(no_mig=True, no_mps=True)
+        # A server is one process for each node: it has its GPUs whole, neither instances nor shares of them, and its
+        # models run at once.
+        options = options.replace(no_mig=True, no_mps=True, time_slice_ms=options.time_slice_ms or _TIME_SLICE_MS)
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
     if problem.chains and output.merge:
         raise InputError("--merge joins models that are served alone, and the demands have chains", "leave it out")
@@ -227,6 +231,8 @@ def place(
             problem = replace(planned, previous=None, on_progress=None)
         else:
             deployment = plan_map(planned, chosen)
+            if options.time_slice_ms and not deployment.unplaced:
+                notes.add(*_simulate_misses(deployment))
     if output.merge and (output.best_effort or not deployment.unplaced):
         progress(Progress("merging models", 2, steps))
         merger = MapMerger(problem, chosen, deployment, output.path)
@@ -268,18 +274,20 @@ def plan_chains(problem: Problem, policy: Policy, note: NoteCallback) -> tuple[P
     planned = plan_map(grouped, policy)
     if not planned.unplaced:
         problem, deployment, misses = grouped, planned, _simulate_misses(planned)
-    for name, in_time_pct in misses.items():
-        note(f"{name}: in a simulation of the map {in_time_pct:.3g}% of the requests are within the SLO")
+    for remark in misses:
+        note(remark)
     return problem, deployment
 
 
-def _simulate_misses(deployment: DeploymentMap) -> dict[str, float]:
-    """Return the chains that miss their SLO in a simulation of the map, with the percent of requests in time."""
+def _simulate_misses(deployment: DeploymentMap) -> list[str]:
+    """Return remarks on the chains, or without chains the models, that miss their SLO in a simulation of the map."""
     total_rps = math.fsum(model.rate_rps for model in deployment.models.values())
     arrivals, seconds = SimulatedTraffic(duration_s=_SIMULATED_REQUESTS / total_rps).read_arrivals(deployment)
     options = ServiceSettings().simulation_options(deployment, arrivals, seconds, seed=0)
-    chains = simulate(deployment, arrivals, options).chains
-    return {chain.model: chain.in_time_pct or 0.0 for chain in chains if chain.slo_met is False}
+    outcome = simulate(deployment, arrivals, options)
+    missed = [client for client in outcome.chains or outcome.models if client.slo_met is False]
+    end = "% of the requests are within the SLO"
+    return [f"{client.model}: in a simulation of the map {client.in_time_pct or 0.0:.3g}{end}" for client in missed]
 
 
 def _group_requests(problem: Problem, deployment: DeploymentMap) -> ModelQueues:

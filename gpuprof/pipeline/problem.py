@@ -99,6 +99,13 @@ class PlanningOptions(Settings):
     )
     no_mig: bool = option(False, "GPUs without MIG instances.")
     no_mps: bool = option(False, "GPUs and MIG instances undivided by MPS: light models share them by turns.")
+    time_slice_ms: Positive | None = option(
+        None,
+        "Time slice in ms with which models that share a worker run at once, as in Triton; default: one at a time, by "
+        "turns.",
+        "--time-slice",
+        unit="ms",
+    )
     precision: str | None = option(None, PRECISION)
     runtime: str | None = option(None, RUNTIME)
     host_us: Positive | None = option(None, HOST_US)
@@ -136,14 +143,15 @@ class PlanningOptions(Settings):
 
         Raises `InputError` when a number is out of range.
         """
-        names = ("confidence", "latency_budget", "max_batch", "isolate", "no_mig", "no_mps", "time_limit_s", "seed")
+        own = ("overhead_ms", "max_processes")  # of the problem, not of the command
+        names = (*(name for name in RECORDED_OPTIONS if name not in own), "time_limit_s", "seed")
         return Options(**{name: getattr(self, name) for name in names})
 
 
 #: Options of a problem with equal names in a map's record.
 RECORDED_OPTIONS = (
     *("confidence", "latency_budget", "overhead_ms", "max_batch", "max_processes"),
-    *("isolate", "no_mig", "no_mps"),
+    *("isolate", "no_mig", "no_mps", "time_slice_ms"),
 )
 
 

@@ -19,7 +19,7 @@ from gpuprof.domain.sojourn import BatchServer, QueueModel
 from gpuprof.errors import InputError
 from gpuprof.rules.batching import padded_size
 from gpuprof.rules.host_work import disturb_servers
-from gpuprof.rules.turns import LoadedReplica, add_waits, estimate_turn, held_shares, involves_turns
+from gpuprof.rules.turns import add_waits, estimate_turn, held_shares, involves_turns, load_replica
 
 #: Relative rounding of a map's figures.
 RELATIVE_ROUNDING = 1e-3
@@ -165,7 +165,7 @@ def map_servers(locations: Sequence[Location], evidence: Evidence) -> list[Batch
     """
     servers = [_make_server(location, evidence) for location in locations]
     loaded = [
-        LoadedReplica(server, location.replica.rate_rps, location.replica.sm_share_pct, location.replica.turns)
+        replace(load_replica(location.replica), server=server)
         for location, server in zip(locations, servers, strict=True)
         if not isinstance(server, str)
     ]

@@ -171,7 +171,7 @@ def locate_replicas(deployment: DeploymentMap, model: str) -> tuple[ReplicaLocat
 
 def _describe_other(replica: Replica, neighbour: Replica) -> str:
     if replica.turns and neighbour.turns == replica.turns:
-        return f"{neighbour.model} in the same share, by turns"
+        return f"{neighbour.model} in the same share, {'time-sliced' if replica.time_slice_ms else 'by turns'}"
     return f"{neighbour.model} {neighbour.sm_share_pct:g}%"
 
 

@@ -35,6 +35,7 @@ from gpuprof.placement.evidence import (
     replica_workload,
     upper_ms,
 )
+from gpuprof.rules.turns import find_cycle_ms
 
 __all__ = ["Evidence", "Violation", "check", "check_layout", "find_excess_time", "find_unknown_memory"]
 
@@ -229,6 +230,8 @@ def _check_turns(where: str, partition: Partition) -> Iterator[Violation]:
             yield Violation("share", where, f"{models} take turns {number} in shares of {shares}: it must be one share")
         if any(replica.processes > 1 for replica in replicas):
             yield Violation("share", where, f"{models} take turns {number}: each must be one process of one model")
+        if len({replica.time_slice_ms for replica in replicas}) > 1:
+            yield Violation("share", where, f"{models} take turns {number}: all must have the same time slice, or none")
 
 
 def _check_settings(deployment: DeploymentMap) -> Iterator[Violation]:
@@ -389,7 +392,8 @@ def _check_budget(location: Location, demands: dict[str, Demand], evidence: Evid
     mates = [r for r in location.partition.replicas if r is not replica and replica.turns and r.turns == replica.turns]
     try:
         latency, each_ms = _read_batch_ms(location, evidence)
-        waits_ms = math.fsum(_read_batch_ms(replace(location, replica=mate), evidence)[0] for mate in mates)
+        mates_ms = [_read_batch_ms(replace(location, replica=mate), evidence)[0] for mate in mates]
+        waits_ms = find_cycle_ms(latency, mates_ms, replica.time_slice_ms) - latency
     except InputError as error:
         yield Violation("slo", where, str(error))
         return

@@ -37,8 +37,8 @@ from gpuprof.rules.host_work import disturb_at_worst
 from gpuprof.rules.turns import (
     LoadedReplica,
     add_waits,
-    cycles_ms,
     estimate_turn,
+    find_cycle_ms,
     involves_turns,
     list_firsts,
     without_turn_mates,
@@ -190,11 +190,11 @@ class PlannedWorkloads:
 
         Raises `InputError` where a replica has no estimate beside the others.
         """
-        loaded = []
+        loaded, slice_ms = [], self.problem.options.time_slice_ms
         for replica in partition.replicas:
             concurrent = without_turn_mates(replica.workload, partition.beside(replica))
             server = replace(self.server(device, replica.workload, concurrent), max_wait_ms=replica.max_wait_ms)
-            loaded.append(LoadedReplica(server, replica.rate_rps, replica.share.sm_pct, replica.turns))
+            loaded.append(LoadedReplica(server, replica.rate_rps, replica.share.sm_pct, replica.turns, slice_ms))
         return add_waits(loaded)
 
     def is_claimed(self, device: Device, workload: Workload) -> bool:
@@ -250,12 +250,15 @@ class PlannedWorkloads:
     def _keeps_budgets(self, device: Device, partition: PlacedPartition, demands: Sequence[Demand]) -> bool:
         replicas = partition.replicas
         estimates = [self.estimate(device, replica.workload, partition.beside(replica)) for replica in replicas]
-        cycles = cycles_ms(
-            [planned_ms(estimate.latency_ms, self.problem.options.confidence) for estimate in estimates],
-            [replica.turns for replica in replicas],
-        )
-        for demand, estimate, replica, ms in zip(demands, estimates, replicas, cycles, strict=True):
+        times_ms = [planned_ms(estimate.latency_ms, self.problem.options.confidence) for estimate in estimates]
+        for position, (demand, estimate, replica) in enumerate(zip(demands, estimates, replicas, strict=True)):
             if replica.turns:
+                mates_ms = [
+                    times_ms[number]
+                    for number, mate in enumerate(replicas)
+                    if mate.turns == replica.turns and number != position
+                ]
+                ms = find_cycle_ms(times_ms[position], mates_ms, self.problem.options.time_slice_ms)
                 estimate = replace(estimate, latency_ms=Figure(ms, estimate.latency_ms.source))
             if not self.is_within_budget(demand, estimate, replica.rate_rps):
                 return False

@@ -96,6 +96,7 @@ class Predictor:
                 placed.rate_rps,
                 placed.share.sm_pct,
                 placed.turns,
+                self._problem.options.time_slice_ms,
             )
             for placed in partition.replicas
         ]
@@ -156,6 +157,7 @@ class Predictor:
             batch_latency_ms=latencies,
             predicted=prediction,
             turns=placed.turns,
+            time_slice_ms=self._problem.options.time_slice_ms if placed.turns else None,
         )
 
     def model(self, name: str) -> ModelPrediction:

@@ -49,6 +49,8 @@ class Options:
     isolate: bool = False  #: True if every replica has a process and a share of its own: no shared workers.
     no_mig: bool = False  #: True if GPUs cannot be divided into MIG instances.
     no_mps: bool = False  #: True if GPUs and MIG instances cannot be divided by MPS.
+    #: Time slice with which models that share a worker run at once; None: they run by turns.
+    time_slice_ms: float | None = None
     time_limit_s: float | None = None  #: Time limit of searching policies, which then return the incumbent.
     seed: int = 0
     #: True if a policy explains unplaced demands, which may take longer than the map: where a map is chosen among
@@ -61,6 +63,7 @@ class Options:
         if self.latency_budget is not None and not 0.0 < self.latency_budget <= 1.0:
             raise InputError(f"latency budget must be above 0 and at most 1 but got {self.latency_budget:g}")
         _require("time limit", self.time_limit_s, 0.0, 1e9)
+        _require("time slice", self.time_slice_ms, 0.01, 1e9)
         for name, value in (("max batch", self.max_batch), ("max processes", self.max_processes)):
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1 but got {value}")

@@ -58,6 +58,11 @@ def disturb_servers(work: HostWork, replicas: Sequence[LoadedReplica], queueing:
         last = _last_start_fractions(replicas, slices, busy, work.host_cores)
         own = [len(cpu_slice.cores) / work.host_cores for cpu_slice in slices]
         parts = [STAYS * newest + (1.0 - STAYS) * part for newest, part in zip(last, own, strict=True)]
+        # Of a time-sliced worker, other batches run on its other cores meanwhile: it loses a core's time alone.
+        parts = [
+            part / len(cpu_slice.cores) if replica.time_slice_ms else part
+            for part, cpu_slice, replica in zip(parts, slices, replicas, strict=True)
+        ]
         fractions = [
             _clip_lost_part(host_load * part * _probability_others_busy(index, slices, busy, work.host_cores))
             for index, part in enumerate(parts)

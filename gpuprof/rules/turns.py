@@ -1,10 +1,13 @@
-"""Turns: models share a worker, which runs one batch at a time (temporal sharing, Choi et al., ATC'22).
+"""Models that share a worker: by turns, one batch at a time (temporal sharing, Choi et al., ATC'22), or time-sliced.
 
 A worker is one process with a session for each of its models, one context and one share of a device. Batches run in the
 order in which they are ready, and a model has a single batch at the worker. So a batch waits for the batches of the
 other models that are ready before it: at most one of each, at their planned rates mostly none. Under the queueing model
 the wait is part of the time of a batch (`add_waits`); under a latency budget every batch must be in time after the
-longest wait (`cycles_ms`).
+longest wait (`find_cycle_ms`).
+
+Time-sliced models have their batches running at once, as in Triton: in rotation, each for up to a time slice. The time
+in which other batches run is called the wait of a batch, too.
 """
 
 from __future__ import annotations
@@ -15,10 +18,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
-from gpuprof.domain.deployment import Replica
+from gpuprof.domain.deployment import DeploymentMap, Replica
 from gpuprof.domain.estimate import Estimate, Workload
 from gpuprof.domain.number_format import ROUNDING
 from gpuprof.domain.sojourn import BatchServer
+from gpuprof.errors import InputError
 
 #: Estimate of a workload with neighbours, none with turns.
 Ask = Callable[[Workload, Sequence[Workload]], Estimate]
@@ -32,12 +36,16 @@ _NORMAL_P99 = NormalDist().inv_cdf(1.0 - _LATE)
 
 @dataclass(frozen=True, slots=True)
 class LoadedReplica:
-    """A replica at its request rate: its ``server``, ``share_pct`` of the device, and turn group ``turns``."""
+    """A replica at its request rate: its ``server``, ``share_pct`` of the device, and group ``turns`` of its worker.
+
+    With ``time_slice_ms``, the batches of the group run at once.
+    """
 
     server: BatchServer
     rate_rps: float
     share_pct: float
     turns: int = 0
+    time_slice_ms: float | None = None
 
 
 def load_replica(replica: Replica) -> LoadedReplica:
@@ -53,7 +61,16 @@ def load_replica(replica: Replica) -> LoadedReplica:
         predicted.pause_factor,
         predicted.pause_cv,
     )
-    return LoadedReplica(server, replica.rate_rps, replica.sm_share_pct, replica.turns)
+    return LoadedReplica(server, replica.rate_rps, replica.sm_share_pct, replica.turns, replica.time_slice_ms)
+
+
+def require_turns(deployment: DeploymentMap) -> None:
+    """Raise `InputError` for a map with time-sliced models: a worker of ``gpuprof serve`` runs one batch at a time."""
+    if any(replica.time_slice_ms for *_, replica in deployment.places()):
+        raise InputError(
+            "the map is planned for models that run at once, and gpuprof serve runs those of a worker by turns",
+            "serve it by Triton, or place without --triton-repository and --time-slice",
+        )
 
 
 def involves_turns(workload: Workload, neighbours: Sequence[Workload]) -> bool:
@@ -107,12 +124,15 @@ def list_firsts(turns: Sequence[int]) -> list[bool]:
     return firsts
 
 
-def cycles_ms(latencies_ms: Sequence[float], turns: Sequence[int]) -> tuple[float, ...]:
-    """Return the longest time of each replica's batch from ready to done: a full batch of every model of its worker."""
-    return tuple(
-        math.fsum(other for other, mate in zip(latencies_ms, turns, strict=True) if mate == number) if number else ms
-        for ms, number in zip(latencies_ms, turns, strict=True)
-    )
+def find_cycle_ms(own_ms: float, mates_ms: Sequence[float], time_slice_ms: float | None) -> float:
+    """Return the longest time of a batch from ready to done: with a full batch of every other model of its worker.
+
+    Time-sliced, batches of all other models may run all the time, and have a slice before each of the batch's own.
+    """
+    if time_slice_ms is None:
+        return own_ms + math.fsum(mates_ms)
+    slices = math.ceil(own_ms / time_slice_ms)
+    return own_ms + math.fsum(slices * min(ms, time_slice_ms) for ms in mates_ms)
 
 
 def add_waits(replicas: Sequence[LoadedReplica]) -> tuple[BatchServer, ...]:
@@ -124,6 +144,8 @@ def add_waits(replicas: Sequence[LoadedReplica]) -> tuple[BatchServer, ...]:
     nearly for a full batch of each other model. In an overloaded worker all batches wait that long. Over workers of 2
     to 41 models, busy for 37 to 90% of the time, the 99th percentiles are 0.88 to 1.26 of the simulated ones
     (`tests/rules/test_turns.py`).
+
+    Time-sliced, see `_SlicedMember`.
     """
     members = _group_members(replicas)
     return tuple(
@@ -194,6 +216,10 @@ class _Member:
 
 def _find_waits(kinds: Mapping[LoadedReplica, int]) -> list[tuple[LoadedReplica, _Member]]:
     """Return the models of a worker, equal ones once, with the mean and 99th percentile of their waits."""
+    if any(replica.time_slice_ms for replica in kinds):
+        sliced = [_SlicedMember(replica, count) for replica, count in kinds.items()]
+        _find_slowdowns(sliced)
+        return list(zip(kinds, sliced, strict=True))
     members = [_Member(replica, count) for replica, count in kinds.items()]
     cycle_ms = math.fsum(member.count * member.full_ms for member in members)
     for member in members:
@@ -232,6 +258,74 @@ def _find_queued_ms(member: _Member, members: Sequence[_Member]) -> float:
     queued_ms = max(queued_ms, member.wait_ms)
     load = min(1.0, member.rate * (member.turn_ms + queued_ms) / len(member.times_ms))
     return queued_ms + load**2 * (member.longest_ms - queued_ms)
+
+
+class _SlicedMember(_Member):
+    """A time-sliced model.
+
+    A batch is slowed by each other batch that runs, as in a processor-sharing queue, or waits for a slice of it at
+    least. The number of running batches varies as in such a queue (Coffman, Muntz and Trotter, JACM 17, 1970). Over
+    workers of 2 to 41 models, busy for 37 to 82% of the time, the 99th percentiles with short slices are 0.9 to 1.5 of
+    the simulated ones (`tests/rules/test_turns.py`); batches shorter than a slice beside much longer ones are later.
+    """
+
+    def __init__(self, replica: LoadedReplica, count: int) -> None:
+        super().__init__(replica, count)
+        self.slice_ms = replica.time_slice_ms or 0.0
+        #: Part of the time in which a batch of the model is begun and not ended, and mean number of such other batches.
+        self.running = self.beside = 0.0
+        self.others: list[tuple[_SlicedMember, int]] = []  #: The other models, and their numbers.
+
+    def slow_down(self) -> float:
+        """Set the mean wait of the usual batch, and its size; return the relative change."""
+        self.beside = math.fsum(count * mate.running for mate, count in self.others)
+        before_ms, self.wait_ms = self.wait_ms, self.wait_for(self.turn_ms)
+        self.choose_size()
+        return abs(self.wait_ms - before_ms) / self.full_ms
+
+    def wait_for(self, batch_ms: float) -> float:
+        """Return the mean wait of a batch of ``batch_ms``."""
+        return math.fsum(count * mate.running * self._wait_beside(mate, batch_ms) for mate, count in self.others)
+
+    def _wait_beside(self, mate: _SlicedMember, batch_ms: float) -> float:
+        # Of a running batch half a slice is left on average, and those behind it have whole slices.
+        crowd = max(0.0, self.beside - mate.running)
+        return max(batch_ms, min(mate.turn_ms, self.slice_ms) * (0.5 + crowd) / (1.0 + crowd))
+
+    def with_wait(self) -> BatchServer:
+        """Return the server with its wait added to its times; the variation is that of the usual batch."""
+        server, turn_ms, variance = self.server, self.turn_ms / self.rested, 0.0
+        for mate, count in self.others:
+            # Beside one model a batch runs or not, beside many the number of running batches is geometric.
+            part, crowd = min(mate.running, 1.0 - ROUNDING), 1.0 + max(0.0, self.beside - mate.running)
+            spells = (self.turn_ms + self.wait_ms) / ((mate.turn_ms + mate.wait_ms) * (1.0 - part) * crowd)
+            spread = count * part * (1.0 - part) * crowd * 2.0 * (spells + math.expm1(-spells)) / spells**2
+            variance += spread * self._wait_beside(mate, self.turn_ms) ** 2
+        scv = variance / (self.turn_ms + self.wait_ms) ** 2
+        # Long batches are those behind which others queue, and these find the same batches beside them.
+        *times_ms, usual_ms = (
+            ms + self.wait_for(ms) + scv * (ms + self.wait_for(ms)) for ms in (*server.latency_ms, turn_ms)
+        )
+        return replace(
+            server,
+            latency_ms=tuple(times_ms),
+            latency_cv=math.sqrt(self.cv**2 + scv),
+            pause_factor=(server.pause_factor * turn_ms + self.wait_ms) / usual_ms,
+            pause_cv=None,
+        )
+
+
+def _find_slowdowns(members: Sequence[_SlicedMember]) -> None:
+    """Set the parts of the time in which the models of a worker run, and their mean waits."""
+    for member in members:
+        member.others = [(mate, mate.count - (mate is member)) for mate in members]
+    for _ in range(_ROUNDS):
+        total = math.fsum(member.count * member.running for member in members)
+        parts = [min(1.0, member.busy * (1.0 + total - member.running)) for member in members]
+        for member, part in zip(members, parts, strict=True):
+            member.running = part
+        if max([member.slow_down() for member in members]) <= ROUNDING:
+            break
 
 
 def _join_variation(turn_ms: float, cv: float, wait_ms: float, late_ms: float) -> float:

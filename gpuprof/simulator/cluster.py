@@ -117,7 +117,6 @@ def build_cluster(
     of_model = np.array([models.index(replica.model) for replica in replicas], np.int64)
     turn_ms = _latencies(replicas)
     latency = turn_ms + find_waits(places)[:, None]
-    turns = _number_turns(places)
     wait_ms = np.array(
         [
             wait_limit_ms(r.max_wait_ms, deployment.models[r.model].slo_ms, row[: r.batch].tolist())
@@ -129,7 +128,7 @@ def build_cluster(
     host = NO_HOST_WORK if options.switches or options.absent else options.host
     # Requests to a map of several devices come from other machines.
     replicas_on_host = [place.replica for place in places] if len({place.name for place in places}) == 1 else []
-    event, core_start, core_process = _core_arrays(replicas_on_host, host)
+    event, delays, core_start, core_process = _core_arrays(replicas_on_host, host)
     processes = np.array([replica.processes for replica in replicas], np.int64)
     return ClusterArrays(
         slo=_ns([deployment.models[model].slo_ms for model in models]),
@@ -145,7 +144,8 @@ def build_cluster(
         replica_model=of_model,
         batch=np.array([replica.batch for replica in replicas], np.int64),
         latency_ms=latency,
-        turns=turns,
+        turns=_number_turns(places),
+        slice_ns=_ns([replica.time_slice_ms or 0.0 for replica in replicas]),
         turn_ms=turn_ms,
         max_wait_ms=wait_ms,
         cv=_drop_least(np.array([replica.predicted.latency_cv for replica in replicas])),
@@ -155,6 +155,7 @@ def build_cluster(
         process_replica=np.repeat(np.arange(len(replicas)), processes).astype(np.int64),
         refuse_hopeless=options.refuse_hopeless,
         host_event=np.array([event], np.int64),
+        host_delay=np.array(delays or [0] * len(replicas), np.int64),
         core_start=core_start,
         core_process=core_process,
     )
@@ -200,13 +201,14 @@ def _ns(milliseconds: Sequence[float] | NDArray[np.float64]) -> NDArray[np.int64
     return np.rint(np.asarray(milliseconds, np.float64) * NS_PER_MS).astype(np.int64)
 
 
-def _core_arrays(replicas: Sequence[Replica], host: HostWork) -> tuple[int, Ints, Ints]:
-    """Return the nanoseconds of host work per event, and each core's processes: start offsets and process numbers.
+def _core_arrays(replicas: Sequence[Replica], host: HostWork) -> tuple[int, list[int], Ints, Ints]:
+    """Return the host work per event and its delay of each replica, and each core's processes: offsets and numbers.
 
+    Of a time-sliced worker, the other batches run on its other cores meanwhile, so that it loses a core's time alone.
     ``replicas``: those on the host's own CPU. Without disturbance (other devices, or no replicas) the time is 0 and
     there are no cores. Raises `InputError` when the replicas' shares exceed the machine.
     """
-    no_host = 0, np.zeros(1, np.int64), np.zeros(0, np.int64)
+    no_host = 0, list[int](), np.zeros(1, np.int64), np.zeros(0, np.int64)
     if not host.can_disturb or not replicas:
         return no_host
     slices = cores_of([(replica.sm_share_pct, replica.turns) for replica in replicas], host.host_cores)
@@ -216,7 +218,12 @@ def _core_arrays(replicas: Sequence[Replica], host: HostWork) -> tuple[int, Ints
         for core in range(host.host_cores)
     ]
     start = np.concatenate([[0], np.cumsum([len(processes) for processes in on])]).astype(np.int64)
-    return round(host.event_ms * 1e6), start, np.array([process for processes in on for process in processes], np.int64)
+    event = round(host.event_ms * 1e6)
+    delays = [
+        event // len(part.cores) if replica.time_slice_ms else event
+        for replica, part in zip(replicas, slices, strict=True)
+    ]
+    return event, delays, start, np.array([process for processes in on for process in processes], np.int64)
 
 
 _FORM = re.compile(r"(?P<node>[^/@]+)(?:/(?P<gpu>\d+))?@(?P<at>[^+]+)(?:\+(?P<lasts>.+))?")

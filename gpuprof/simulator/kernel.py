@@ -294,16 +294,62 @@ def _start_batch(cluster: ClusterArrays, state: State, replica: int, size: int, 
         cluster.turns[replica],
         now,
     )
-    if turns >= 0:  # after all batches sent earlier
+    if turns >= 0 and cluster.slice_ns[replica] == 0:  # after all batches sent earlier
         begin = max(now, state.turn_until[turns])
         state.turn_until[turns] = begin + batch_ns
-    done = begin + batch_ns
+    due = done = begin + batch_ns
+    if cluster.slice_ns[replica] > 0:
+        due = _join_rotation(cluster, state, process, batch_ns, now)
     state.idle_before[process] = state.idle_since[replica]
     state.started_at[process], state.done_at[process], state.batch_size[process] = now, done, size
     # The router expects the mean time, not this batch's.
     state.expected_at[process] = now + int(expected + 0.5)
     state.free_processes[replica] -= 1
-    push(state.calendar, done, code_of(COMPLETION, process))
+    if due > 0:
+        push(state.calendar, due, code_of(COMPLETION, process))
+
+
+def _join_rotation(cluster: ClusterArrays, state: State, process: int, batch_ns: int, now: int) -> int:
+    """Put a process with a new batch at the end of its group's rotation; return the end of its slice, 0 if it waits."""
+    group = cluster.turns[cluster.process_replica[process]]
+    head, tail = state.slice_head[group], state.slice_tail[group]
+    state.left_ns[process], state.slice_tail[group] = batch_ns, process
+    if head < 0 or state.done_at[head] < 0:  # none, or lost with its device
+        return _begin_slice(cluster, state, process, now)
+    state.slice_next[tail] = process
+    return 0
+
+
+def _begin_slice(cluster: ClusterArrays, state: State, process: int, now: int) -> int:
+    """Run the batch of a process; return the end of the batch or slice."""
+    replica = cluster.process_replica[process]
+    group = cluster.turns[replica]
+    until: int = now + cluster.slice_ns[replica]
+    done: int = now + state.left_ns[process]
+    state.slice_head[group], state.slice_until[group], state.done_at[process] = process, until, done
+    return min(until, done)
+
+
+def _end_slice(cluster: ClusterArrays, state: State, process: int, now: int) -> tuple[int, int]:
+    """Return the process whose batch runs from now on, and the end of the batch or slice."""
+    group = cluster.turns[cluster.process_replica[process]]
+    if now < state.slice_until[group]:  # host work delayed the batch
+        return process, min(state.slice_until[group], state.done_at[process])
+    state.left_ns[process] = state.done_at[process] - now
+    state.slice_next[state.slice_tail[group]] = process
+    state.slice_tail[group] = process
+    following = state.slice_next[process]
+    return following, _begin_slice(cluster, state, following, now)
+
+
+def _leave_rotation(cluster: ClusterArrays, state: State, process: int, now: int) -> None:
+    """Take the process of an ended batch out of its group's rotation."""
+    group = cluster.turns[cluster.process_replica[process]]
+    if process == state.slice_tail[group]:
+        state.slice_head[group] = -1
+    else:
+        following = state.slice_next[process]
+        push(state.calendar, _begin_slice(cluster, state, following, now), code_of(COMPLETION, following))
 
 
 def _take_batch(state: State, replica: int, process: int, size: int) -> None:
@@ -341,11 +387,14 @@ def _draw_time_factor(cluster: ClusterArrays, state: State, replica: int, rested
 
 def _complete_batch(cluster: ClusterArrays, state: State, tally: Tally, process: int, now: int) -> int:
     """Complete a batch and return its replica; -1 if host work delayed the batch's end."""
+    replica: int = cluster.process_replica[process]
     if state.done_at[process] > now:
-        replace_first(state.calendar, state.done_at[process], code_of(COMPLETION, process))
+        due = state.done_at[process]
+        if cluster.slice_ns[replica] > 0:
+            process, due = _end_slice(cluster, state, process, now)
+        replace_first(state.calendar, due, code_of(COMPLETION, process))
         return -1
     drop_first(state.calendar)
-    replica: int = cluster.process_replica[process]
     model = cluster.replica_model[replica]
     next_step = cluster.following[model]
     begin, end = tally.span[0], tally.span[1]
@@ -353,6 +402,8 @@ def _complete_batch(cluster: ClusterArrays, state: State, tally: Tally, process:
     if start < min(now, end):
         tally.replica_busy[replica] += min(now, end) - start
     state.done_at[process] = -1
+    if cluster.slice_ns[replica] > 0:
+        _leave_rotation(cluster, state, process, now)
     state.freed_at[process] = state.expected_at[process] = now
     place = state.flight[process]
     tally.replica_batches[replica] += state.arrived[place] >= begin
@@ -572,7 +623,8 @@ def run_host_work(cluster: ClusterArrays, state: State, requests: int) -> None:
     for i in range(cluster.core_start[core], cluster.core_start[core + 1]):
         process = cluster.core_process[i]
         if state.done_at[process] >= 0:
-            state.done_at[process] += requests * cluster.host_event[0]
-            turns = cluster.turns[cluster.process_replica[process]]
+            replica = cluster.process_replica[process]
+            state.done_at[process] += requests * cluster.host_delay[replica]
+            turns = cluster.turns[replica]
             if turns >= 0:
                 state.turn_until[turns] = max(state.turn_until[turns], state.done_at[process])

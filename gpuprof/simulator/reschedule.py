@@ -192,8 +192,8 @@ def _index_by_identity(deployment: DeploymentMap) -> dict[_Identity, _Place]:
     for node, gpu, partition, replica in deployment.places():
         mig = "" if partition.mig is None else f"{partition.mig.profile}@{partition.mig.start}"
         times = replica.batch_latency_ms or (replica.predicted.latency_ms,)
-        size = (replica.batch, replica.processes, replica.sm_share_pct, replica.turns, replica.max_wait_ms, *times)
-        behaviour = (gpu.device, replica.model, size)
+        size = (replica.batch, replica.processes, replica.sm_share_pct, replica.max_wait_ms, *times)
+        behaviour = (gpu.device, replica.model, size, replica.turns, replica.time_slice_ms)
         identity = (node.name, gpu.index, mig, behaviour)
         numbers[identity] += 1
         places[node.name, gpu.index, mig, (behaviour, numbers[identity])] = (node, gpu, partition, replica)

@@ -54,6 +54,7 @@ class ClusterArrays(NamedTuple):
     latency_ms: Any
     turn_ms: Floats
     turns: Ints  #: Shape (R,). Group number: replicas of a group run a single batch at a time; -1: no turns.
+    slice_ns: Ints  #: Shape (R,). Time slice of replicas whose group runs its batches in rotation, 0: to their ends.
     #: ``max_wait_ms``, ``cv``, ``pause_factor``, ``pause_cv``: Shape (R,). See `gpuprof.domain.sojourn.BatchServer`.
     max_wait_ms: Floats
     cv: Floats
@@ -66,6 +67,8 @@ class ClusterArrays(NamedTuple):
     refuse_hopeless: bool  #: See `gpuprof.simulator.cluster.SimulationOptions`.
     #: Shape (1,). CPU time of router and clients, twice per request; 0 if no batch is slowed.
     host_event: Ints
+    #: Shape (R,). Delay of a replica's batch by that time on one of its cores.
+    host_delay: Ints
     #: ``core_start``, ``core_process``: The processes of core c are ``core_process[core_start[c]:core_start[c + 1]]``.
     core_start: Ints
     core_process: Ints
@@ -152,6 +155,14 @@ class State(NamedTuple):
     flight: Ints
     batch_size: Ints
     turn_until: Ints  #: Shape (groups,). End of all batches sent to the replicas of each group in ``turns``.
+    #: ``slice_head``, ``slice_tail``, ``slice_until``: Shape (groups,). Process whose batch runs, last process of the
+    #: rotation, and end of the slice.
+    slice_head: Ints
+    slice_tail: Ints
+    slice_until: Ints
+    #: ``slice_next``, ``left_ns``: Shape (P,). Next process of the rotation; rest of an interrupted batch's time.
+    slice_next: Ints
+    left_ns: Ints
     # State of the whole machine.
     #: Shape (3,). Number of answers to be handed on now, state of the random generator, and the last core of the host
     #: work.
@@ -195,6 +206,7 @@ class Tally(NamedTuple):
 def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> State:
     """Return the state of an empty cluster at time 0 with room for ``places`` requests; no replica is alive yet."""
     models, replicas, processes = len(cluster.slo), len(cluster.batch), len(cluster.process_replica)
+    workers = int(cluster.turns.max(initial=-1)) + 1
     # The calendar holds at most an event per process, an event per replica's timer, and two events per model.
     events = processes + replicas + 2 * models + 1
     ones = np.ones((replicas, factors))
@@ -203,7 +215,8 @@ def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> 
         (of_chains, "entered"),
         (replicas, "waiting armed counted_at joining held alive idle_since factor_position"),
         (models, "reserve_at living turn store_position store_size"),
-        (processes, "expected_at started_at idle_before batch_size"),
+        (processes, "expected_at started_at idle_before batch_size slice_next left_ns"),
+        (workers, "turn_until slice_tail slice_until"),
         (places, "arrived joined"),
         (1, "free"),
     )
@@ -211,6 +224,7 @@ def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> 
         (replicas, "queue_head queue_tail behind"),
         (models, "pending_head pending_tail orphans"),
         (processes, "done_at freed_at flight"),
+        (workers, "slice_head"),
     )
     return State(
         **{name: np.zeros(size, np.int64) for size, names in zeros for name in names.split()},
@@ -227,7 +241,6 @@ def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> 
         spent=np.zeros((of_chains, len(STAGES)), np.int64),
         losses=np.zeros(places, np.int8),
         free_processes=np.diff(cluster.first_process),
-        turn_until=np.zeros(int(cluster.turns.max(initial=-1)) + 1, np.int64),
         host=np.array([0, 1, 0], np.int64),
         store=np.zeros((models, store), np.int64),
         factors=ones,

@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import onnx
@@ -13,7 +14,7 @@ from gpuprof.cli.maps import group_equal
 from gpuprof.domain.deployment import read_map
 from gpuprof.domain.share import Share
 from gpuprof.export import triton
-from gpuprof.export.triton import describe_limits, read_repository, write_configurations
+from gpuprof.export.triton import read_repository, write_configurations
 from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.store import COPIES
 from gpuprof.placement.contract import demand, plain_device, problem
@@ -297,7 +298,7 @@ def test_the_plan_becomes_configurations_that_keep_every_other_field(repository:
 
 
 @pytest.mark.parametrize("turns", [(1, 1), (1, 2), (0, 0)])
-def test_shares_of_a_cpu_are_cores_of_the_server_and_turns_are_not_kept(
+def test_shares_of_a_cpu_are_cores_of_the_server(
     repository: Path, monkeypatch: pytest.MonkeyPatch, turns: tuple[int, int]
 ) -> None:
     monkeypatch.setattr(triton, "own_cores", lambda: (0, 1))
@@ -320,7 +321,42 @@ def test_shares_of_a_cpu_are_cores_of_the_server_and_turns_are_not_kept(
         *(f"--host-policy=cores-{cores},cpu-cores={cores}" for cores in cores),
     ]
     assert (small.host_policy, large.host_policy) == (f"cores-{cores[0]}", f"cores-{cores[-1]}")
-    assert any("that take turns in the plan" in remark for remark in describe_limits(deployment)) is any(turns)
+
+
+def test_models_of_a_repository_are_planned_and_simulated_to_run_at_once(repository: Path, cli: CommandLine) -> None:
+    rows = []
+    for model, version, ms in (("small", 1, 1.0), ("large", 3, 30.0)):
+        path = Path("repo", model, str(version), "model.onnx")
+        write_mlp(path, int(8 * ms))
+        digest = sha256(path.read_bytes()).hexdigest()
+        rows += [
+            measured_row(
+                model, batch, ms, device="v100", path=str(path), sha256=digest, repeats=100, std_ms=0.1, memory=2**30
+            )
+            for batch in (1, 2)
+        ]
+    database(repository.parent / "gpuprof-db", rows)
+    Path("slo.csv").write_text("model,rate_rps,slo_ms\nsmall,50,200\nlarge,10,200\n")
+
+    def predict(command: str) -> dict[str, float]:
+        return {row["model"]: row["p99_ms"] for row in cli.json(command)["replicas"]}
+
+    shared = predict("place --triton-repository repo --gpus v100:1")
+    assert all(replica.time_slice_ms == 2.0 for *_, replica in read_map(Path("map.json")).places())
+    cli("check map.json")
+    assert "large in the same share, time-sliced" in cli("explain map.json small").out
+    simulated = cli.json("simulate map.json --duration 1000s")["models"]
+    assert shared == pytest.approx({row["model"]: row["p99_ms"] for row in simulated}, rel=0.35)
+    assert "gpuprof serve runs those of a worker by turns" in cli("export map.json --to k8s --image x", code=3).err
+    by_turns = predict("place --no-mig --no-mps --gpus v100:1")
+    assert shared["small"] < 0.5 * by_turns["small"] and shared["large"] > by_turns["large"]
+
+
+def test_a_model_that_is_late_in_a_simulation_of_its_time_slices_is_named(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
+) -> None:
+    monkeypatch.setattr("gpuprof.pipeline.place._simulate_misses", lambda deployment: ["small is late"])
+    assert "small is late" in cli(PLACE_REPOSITORY).err
 
 
 def _write_ensemble(repository: Path, needed: str = "middle") -> None:

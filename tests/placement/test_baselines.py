@@ -265,7 +265,11 @@ def test_memory_ends_how_many_take_turns() -> None:
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [({"sm_share_pct": 60.0}, "it must be one"), ({"processes": 2}, "each must be one process of one model")],
+    [
+        ({"sm_share_pct": 60.0}, "it must be one"),
+        ({"processes": 2}, "each must be one process of one model"),
+        ({"time_slice_ms": 1.0}, "all must have the same time slice, or none"),
+    ],
 )
 def test_the_check_refuses_turns_that_cannot_be_taken(change: dict[str, object], said: str) -> None:
     given = problem(LOW_RATES[:3])

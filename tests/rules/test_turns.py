@@ -13,7 +13,7 @@ from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, Sojourn, 
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.rules.cpu_slices import plan_shared_slices
 from gpuprof.rules.host_work import STAYS, disturb_at_worst, disturb_servers, lengthen_times
-from gpuprof.rules.turns import LoadedReplica, add_waits, estimate_turn, held_shares
+from gpuprof.rules.turns import LoadedReplica, add_waits, estimate_turn, find_cycle_ms, held_shares
 
 ALONE_MS = {"a": 4.0, "b": 6.0, "c": 10.0, "d": 1.0}
 SLOWS = {"a": 1.1, "b": 1.2, "c": 1.5, "d": 2.0}
@@ -103,6 +103,56 @@ def test_waits_as_simulated(models: Sequence[tuple[Sequence[float], float, float
         assert sojourn.percentile(99.0) == pytest.approx(simulated, rel=0.15)
 
 
+#: As above, of batches that run at once.
+SHARED = [
+    pytest.param([([1.5, 1.9, 2.3, 2.7], 45.0, 0.0)] * 12, {0: 20.3}, id="alike at 81%"),
+    pytest.param([([1.5, 1.9, 2.3, 2.7], 10.0, 0.0)] * 30, {0: 8.4}, id="many light"),
+    pytest.param([([1.0], 20.0, 0.0)] * 41, {0: 20.7}, id="many without batches"),
+    pytest.param([([8.48], 20.0, 0.0)] * 4, {0: 80.0}, id="few without batches"),
+    pytest.param([([10.0, 15.0], 20.0, 0.0), ([4.0], 60.0, 0.0)], {0: 36.9, 1: 19.7}, id="a pair"),
+    pytest.param(
+        [([5.0, 8.0, 11.0, 14.0], 20.0, 0.2), ([20.0, 35.0], 5.0, 0.1), ([3.0], 30.0, 0.0), ([8.0], 10.0, 0.0)],
+        {0: 23.3, 1: 69.9, 2: 13.4, 3: 32.4},
+        id="unlike",
+    ),
+]
+
+
+@pytest.mark.parametrize(("models", "p99_ms"), SHARED)
+def test_time_slices_as_simulated(
+    models: Sequence[tuple[Sequence[float], float, float]], p99_ms: dict[int, float]
+) -> None:
+    loaded = [replace(load(times, rate, cv=cv), time_slice_ms=0.01) for times, rate, cv in models]
+    servers = add_waits(loaded)
+    for position, simulated in p99_ms.items():
+        sojourn = BatchQueue().sojourn(Arrivals(loaded[position].rate_rps), servers[position])
+        assert 0.9 * simulated <= sojourn.percentile(99.0) <= 1.55 * simulated
+
+
+def test_beside_many_models_time_slices_are_a_processor_sharing_queue() -> None:
+    """The mean is S / (1 - load), the variance that of Coffman, Muntz and Trotter 1970 for exponential times."""
+    work, short, long = 0.6, 0.1, 20.0
+    many = [replace(load([1.0], 1000.0 * work / 2000), time_slice_ms=0.01)] * 2000
+    for own in (short, long):
+        server, *_ = add_waits([replace(load([own], 1e-6), time_slice_ms=0.01), *many])
+        mean_ms = server.pause_factor * server.latency_ms[0]
+        assert mean_ms == pytest.approx(own / (1.0 - work), rel=0.01)
+        decay = 1.0 - math.exp(-(1.0 - work) * own)
+        variance = 2.0 * work * own / (1.0 - work) ** 3 - 2.0 * work / (1.0 - work) ** 4 * decay
+        assert server.latency_cv * mean_ms == pytest.approx(math.sqrt(variance), rel=0.02)
+
+
+def test_time_slices_of_more_work_than_time_are_those_beside_all_other_models() -> None:
+    loaded = [replace(replica, time_slice_ms=0.01) for replica in (load([10.0], 90.0), load([6.0], 100.0))]
+    assert [server.latency_ms[-1] for server in add_waits(loaded)] == pytest.approx([20.0, 12.0])
+
+
+def test_the_longest_cycle_has_a_batch_of_each_model_or_a_slice_of_each_before_each_slice() -> None:
+    assert find_cycle_ms(2.0, [10.0, 5.0], None) == 17.0
+    assert find_cycle_ms(2.0, [10.0, 0.5], 1.0) == 2.0 + 2.0 + 1.0
+    assert find_cycle_ms(0.2, [10.0, 0.5], 1.0) == 0.2 + 1.0 + 0.5
+
+
 class Linear:
     """Busy for the part of the time that its requests take one by one."""
 
@@ -133,6 +183,16 @@ def test_a_replica_loses_its_cores_part_of_the_work_while_all_others_run() -> No
     )
     assert first.latency_ms[0] == pytest.approx(10.0 / (1.0 - 0.04 * 0.4 * part(5 / 8)))
     assert second == SERVER  # the first never runs, so that there is an idle core whenever the second does
+
+
+def test_a_time_sliced_worker_loses_the_time_of_one_of_its_cores() -> None:
+    by_turns = LoadedReplica(SERVER, 30.0, 100.0, 1)
+    lost = [
+        1.0 - SERVER.latency_ms[0] / server.latency_ms[0]
+        for replica in (by_turns, replace(by_turns, time_slice_ms=2.0))
+        for server in disturb_servers(HostWork(host_ms=1.0, host_cores=2), [replica], Linear())
+    ]
+    assert lost == pytest.approx([0.03, 0.015])
 
 
 def test_a_core_to_spare_takes_it_all() -> None:

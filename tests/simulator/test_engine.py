@@ -377,6 +377,15 @@ def test_alone_on_its_only_core_a_batch_bears_every_request() -> None:
     assert longest(simulated) == [pytest.approx(34.0 - 4.0, abs=1e-6)]  # ends at 13, 24 and so 12 + 11 + 11
 
 
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_time_sliced_worker_loses_the_time_of_one_of_its_cores(cores: int) -> None:
+    worker = [half("a", 100.0, 100.0).model_copy(update={"turns": 1, "time_slice_ms": 5.0})]
+    work = HostWork(host_ms=4.0, host_cores=cores)
+    (ms,) = longest(run(worker, {"a": [0.0, 10.0]}, work))
+    # The second request's 2 ms delay the first batch; the first answer's 2 ms delay the second batch.
+    assert ms == pytest.approx(90.0 + 2.0 / cores + 100.0 + 2.0 / cores, abs=1e-3)
+
+
 def test_on_several_machines_and_for_replicas_that_come_and_go_nothing_is_said() -> None:
     arrivals = {"a": [0.0, 3.0, 4.0], "b": [2.0]}
     assert longest(run([half("a"), half("b")], arrivals, TWO_CORES, gpus=2)) == [26.0, 10.0]
@@ -427,12 +436,10 @@ def test_percentiles_are_those_of_the_values() -> None:
     assert np.interp(10.0, times, fraction) == pytest.approx((values <= 10e6).mean(), abs=0.005)
 
 
-def group(own_ms: dict[str, float], turns: int = 1) -> list[Replica]:
+def group(own_ms: dict[str, float], turns: int = 1, time_slice_ms: float | None = None) -> list[Replica]:
     """Replicas of one worker, for batches of one."""
-    return [
-        replica(model, [turn_ms]).model_copy(update={"turns": turns, "sm_share_pct": 40.0})
-        for model, turn_ms in own_ms.items()
-    ]
+    worker = {"turns": turns, "time_slice_ms": time_slice_ms, "sm_share_pct": 40.0}
+    return [replica(model, [turn_ms]).model_copy(update=worker) for model, turn_ms in own_ms.items()]
 
 
 def test_groups_and_devices_take_their_turns_apart() -> None:
@@ -441,12 +448,53 @@ def test_groups_and_devices_take_their_turns_apart() -> None:
     assert [model.mean_ms for model in result.models] == [10.0, 14.0, 5.0, 10.0, 3.0, 6.0]
 
 
+def test_batches_of_a_time_sliced_worker_run_in_rotation() -> None:
+    own_ms = {"long": 10.0, "mid": 4.0, "short": 1.0}
+    # long 0-3 (a slice begins at 0, another at 3), mid 3-6, short 6-7, long 7-10, mid 10-11, long 11-15
+    arrivals = {"long": at(0.0), "mid": at(2.0), "short": at(2.5)}
+    apart = group({"other": 5.0}, 2, 3.0)
+    result = simulate(
+        make_map([[*group(own_ms, 1, 3.0), *apart]]), arrivals | {"other": at(0.0)}, SimulationOptions(1.0)
+    )
+    assert [model.mean_ms for model in result.models] == pytest.approx([15.0, 9.0, 4.5, 5.0], abs=1e-4)
+
+
+def test_of_very_short_slices_each_batch_has_an_equal_part() -> None:
+    own_ms = {"long": 10.0, "mid": 4.0, "short": 1.0}
+    # Left at 4 ms: 7, 3 and 1, of which a third is done each ms; from 7 ms on 6 and 2; from 11 ms on 4.
+    arrivals = {"long": at(0.0), "mid": at(2.0), "short": at(4.0)}
+    result = simulate(make_map([group(own_ms, 1, 0.02)]), arrivals, SimulationOptions(1.0))
+    assert [model.mean_ms for model in result.models] == pytest.approx([15.0, 9.0, 3.0], abs=0.1)
+
+
+def test_time_sliced_batches_end_with_their_device() -> None:
+    workers = group({"a": 10.0, "b": 10.0}, 1, 1.0)
+    options = SimulationOptions(1.0, failures=(Failure("node0", None, 0.005, 0.010),))
+    result = simulate(make_map([workers]), {"a": at(0.0), "b": at(0.0, 30.0)}, options)
+    # Both begin anew at 15 ms: a ends at 34 ms, b at 35 ms, and b's second request at 45 ms.
+    assert [model.max_ms for model in result.models] == pytest.approx([34.0, 35.0], abs=1e-4)
+    assert [model.answered for model in result.models] == [1, 2]
+
+
+@pytest.mark.parametrize("cv", [0.0, 2.0])
+@pytest.mark.parametrize("load", [0.5, 0.8])
+def test_many_time_sliced_batches_are_a_processor_sharing_queue(load: float, cv: float) -> None:
+    """In M/G/1-PS the mean time is S / (1 - load), whatever the distribution (Kleinrock 1967)."""
+    server = replica("m", [1.0], processes=200, cv=cv).model_copy(update={"turns": 1, "time_slice_ms": 0.02})
+    options = SimulationOptions(200.0, refuse_hopeless=False, seed=1)
+    (result,) = simulate(make_map([[server]]), {"m": GammaArrivals(1000.0 * load, 1.0)}, options).models
+    assert result.mean_ms == pytest.approx(1.0 / (1.0 - load), rel=0.06)
+
+
+@pytest.mark.parametrize("slice_ms", [None, 2])
 @settings(max_examples=40, deadline=None)
 @given(
     own=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     sent=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 200)), min_size=1, max_size=60),
 )
-def test_as_a_queue_of_one_server_with_a_batch_of_each_model(own: list[int], sent: list[tuple[int, int]]) -> None:
+def test_as_a_queue_of_one_server_with_a_batch_of_each_model(
+    slice_ms: int | None, own: list[int], sent: list[tuple[int, int]]
+) -> None:
     names = [f"m{number}" for number in range(len(own))]
     # Apart by nanoseconds, so that no two events are at one instant.
     due = sorted(
@@ -459,10 +507,10 @@ def test_as_a_queue_of_one_server_with_a_batch_of_each_model(own: list[int], sen
         name: RecordedArrivals(np.array([time for time, model in due if model == number], np.int64), 1.0)
         for number, name in enumerate(names)
     }
-    given_map = make_map([group(dict(zip(names, map(float, own), strict=True)))])
+    given_map = make_map([group(dict(zip(names, map(float, own), strict=True)), 1, slice_ms)])
     result = simulate(given_map, arrivals, SimulationOptions(1.0, refuse_hopeless=False))
     for number, row in enumerate(result.models):
-        expected = play_turns(own, due, number)
+        expected = rotate(own, due, number, slice_ms) if slice_ms else play_turns(own, due, number)
         assert row.requests == len(expected)
         if expected:
             assert row.mean_ms == pytest.approx(sum(expected) / len(expected) * 1e-6, rel=1e-6)
@@ -482,6 +530,42 @@ def play_turns(batch_ms: list[int], due: list[tuple[int, int]], which: int) -> l
         sent = waiting[number].pop(0)
         if number == which:
             durations.append(until - sent)
+    return durations
+
+
+def rotate(batch_ms: list[int], due: list[tuple[int, int]], which: int, slice_ms: int) -> list[int]:
+    """Return the times of a model's requests where the oldest requests of all models run in rotation."""
+    slice_ns, queues = slice_ms * 1_000_000, [deque[int]() for _ in batch_ms]
+    ring: deque[tuple[int, int]] = deque()  # model and rest of its batch
+    now, slice_end, coming, durations = 0, 0, deque(due), []
+
+    def begin(model: int) -> None:
+        nonlocal slice_end
+        slice_end = now + slice_ns if not ring else slice_end
+        ring.append((model, batch_ms[model] * 1_000_000))
+
+    while coming or ring:
+        then = min([now + ring[0][1], slice_end] if ring else [coming[0][0]])
+        if not ring or (coming and coming[0][0] < then):
+            then = coming[0][0]
+        if ring:
+            ring[0] = ring[0][0], ring[0][1] - (then - now)
+        now = then
+        if ring and ring[0][1] == 0:
+            model, _ = ring.popleft()
+            sent = queues[model].popleft()
+            durations += [now - sent] if model == which else []
+            slice_end = now + slice_ns
+            if queues[model]:
+                begin(model)
+        elif ring and now == slice_end:
+            ring.rotate(-1)
+            slice_end = now + slice_ns
+        else:
+            sent, model = coming.popleft()
+            queues[model].append(sent)
+            if len(queues[model]) == 1:
+                begin(model)
     return durations
 
 

@@ -15,7 +15,7 @@ from gpuprof.errors import InputError, UnavailableError, unknown_name
 from gpuprof.graph.merged_model import read_merged
 from gpuprof.machine.gpu import find_gpu
 from gpuprof.rules.cpu_slices import CpuSlice, plan_shared_slices, unassigned_cores
-from gpuprof.rules.turns import held_shares, list_firsts
+from gpuprof.rules.turns import held_shares, list_firsts, require_turns
 from gpuprof.runtime.gpu_probe import gpu_provider
 from gpuprof.runtime.providers import ORT_CUDA
 from gpuprof.serving.machine.orders import GpuShare, MachineParts, WorkerOrder, needs_mps
@@ -173,10 +173,12 @@ class Planner:
         """Return the replicas of one node of a map on this machine, or of all nodes on the machines of a cluster.
 
         A replica whose model file is missing has a fault instead of orders. Raises `InputError` when the node is
-        unknown, or the shares exceed the device; `UnavailableError` when a machine lacks a device of the map.
+        unknown, models are time-sliced, or the shares exceed the device; `UnavailableError` when a machine lacks a
+        device of the map.
         ``parts``: cores and GPUs of each machine of `nodes`.
         """
         deployment, has_machines = source.deployment, self.cluster or bool(parts)
+        require_turns(deployment)
         uses_all_nodes = self.cluster or (self.node is None and (self.simulated or has_machines))
         nodes = deployment.nodes if uses_all_nodes else (chosen_node(deployment, self.node),)
         here = MachineParts(()) if has_machines else MachineParts.here()

@@ -49,6 +49,8 @@ def test_what_cannot_be_served_is_said() -> None:
         plan(map_of({"m": "null:4"}, [replica("x")]))
     with pytest.raises(InputError, match="at most 100 percent"):
         plan(map_of({"m": "null:4"}, [replica("m", sm_share_pct=60.0), replica("m", sm_share_pct=60.0)]))
+    with pytest.raises(InputError, match="planned for models that run at once"):
+        plan(map_of({"m": "null:4"}, [replica("m", turns=1, time_slice_ms=1.0)]))
     with pytest.raises(InputError, match="no replica"):
         plan(map_of({"m": "null:4"}, []))
     with pytest.raises(InputError, match="unknown node 'm'"):
