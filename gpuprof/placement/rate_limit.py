@@ -30,6 +30,8 @@ _COARSE_ERROR = 0.2
 SLACK = 1e-5
 #: Least coefficient of variation of times that are not treated as constant.
 LEAST_CV = 1e-3
+#: Ratio of two loads between which a tail is interpolated.
+_CLOSE = 1.1
 #: Number of steps between bisections: guesses may converge from one side only.
 HALVED = 3
 
@@ -230,9 +232,10 @@ def parts_in_time(server: BatchServer, limit_ms: float) -> list[float]:
 def find_load(tail_ms: Callable[[float], float], limit_ms: float, guess: float) -> float:
     """Return the largest load in time; 0.0 where the least load of the grid is late.
 
-    Only loads of `gpuprof.domain.sojourn.grid_to_load` are solved; between the last load in time and the next, the tail
-    is assumed linear in 1 / (1 - load), which also gives the next load to solve. ``tail_ms``: load, a part of the
-    capacity → time that must not exceed the limit; rises with the load; ``guess``: initial load.
+    Loads of `gpuprof.domain.sojourn.grid_to_load` are solved, and among the least of them, which are far apart, loads
+    between; between the last load in time and the next, the tail is assumed linear in 1 / (1 - load), which also gives
+    the next load to solve. ``tail_ms``: load, a part of the capacity → time that must not exceed the limit; rises with
+    the load; ``guess``: initial load.
 
     Examples
     --------
@@ -254,15 +257,23 @@ def find_load(tail_ms: Callable[[float], float], limit_ms: float, guess: float) 
         index = (low + high) // 2 if len(tails) % HALVED == 0 else _guess_index(tails, low, high, limit_ms)
     if low < 0:
         return 0.0
-    return grid_to_load(low) if high == LAST_LOAD else _interpolate_crossing(tails, low, high, limit_ms)
+    if high == LAST_LOAD:
+        return grid_to_load(low)
+    first, last = (grid_to_load(low), tails[low]), (grid_to_load(high), tails[high])
+    while last[0] > _CLOSE * first[0]:
+        load = math.sqrt(first[0] * last[0])
+        solved = load, tail_ms(load)
+        first, last = (solved, last) if solved[1] <= limit_ms else (first, solved)
+    return _interpolate_crossing(first, last, limit_ms)
 
 
 def _guess_index(tails: Mapping[int, float], low: int, high: int, limit_ms: float) -> int:
     """Return the index of the load up to which the tail is likely in time."""
     if low in tails and high in tails:
-        return (
-            low + 1 if math.isinf(tails[high]) else int(load_to_grid(_interpolate_crossing(tails, low, high, limit_ms)))
-        )
+        if math.isinf(tails[high]):
+            return low + 1
+        first, last = (grid_to_load(low), tails[low]), (grid_to_load(high), tails[high])
+        return int(load_to_grid(_interpolate_crossing(first, last, limit_ms)))
     index = low if low in tails else high
     if math.isinf(tails[index]) or tails[index] <= 0.0:
         return (low + high) // 2
@@ -270,8 +281,8 @@ def _guess_index(tails: Mapping[int, float], low: int, high: int, limit_ms: floa
     return int(load_to_grid(min(1.0 - 1.0 / stretch, grid_to_load(LAST_LOAD))))
 
 
-def _interpolate_crossing(tails: Mapping[int, float], low: int, high: int, limit_ms: float) -> float:
-    """Return the load between two solved loads at which the tail reaches the limit."""
-    first, last = (1.0 / (1.0 - grid_to_load(index)) for index in (low, high))
-    part = (limit_ms - tails[low]) / (tails[high] - tails[low])
+def _interpolate_crossing(low: tuple[float, float], high: tuple[float, float], limit_ms: float) -> float:
+    """Return the load between two solved loads, each with its tail, at which the tail reaches the limit."""
+    first, last = (1.0 / (1.0 - load) for load, _ in (low, high))
+    part = (limit_ms - low[1]) / (high[1] - low[1])
     return 1.0 - 1.0 / (first + (last - first) * part)
