@@ -21,7 +21,7 @@ from gpuprof.domain.demand import Demand
 from gpuprof.placement.bin import MOST_REPLICAS
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.candidates import Choices
-from gpuprof.placement.optimal.judge import find_step, list_prices
+from gpuprof.placement.optimal.judge import find_step, list_prices, round_up_to_step
 from gpuprof.placement.optimal.local_search import PartitionPlanner
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition
 from gpuprof.placement.problem import Problem
@@ -70,10 +70,11 @@ class CuttingStock:
             classes[self.planner.segments.first_alike(demand.model)].append(demand)
         self._classes = dict(classes)
 
-    def place(self, demands: Sequence[Demand]) -> tuple[PlacedGpu, ...] | None:
-        """Return the cheapest map found; None where some demand cannot be served whole on a device without MIG.
+    def place(self, demands: Sequence[Demand], most_cost: float) -> tuple[PlacedGpu, ...]:
+        """Return the cheapest map found; empty where some demand cannot be served whole on a device without MIG.
 
-        ``demands``: those of the problem, at any rates.
+        Empty also where the patterns found make no map below ``most_cost``, the cost of a known map. ``demands``: those
+        of the problem, at any rates.
         """
         self._rates_rps, self._patterns = {demand.model: demand.rate_rps for demand in demands}, {}
         parts = [part for model in self._classes for part in self._list_parts(model)]
@@ -81,7 +82,7 @@ class CuttingStock:
             for entry in self.problem.fleet.entries:
                 self._add(entry.device.name, (part,))
         if {part.model for part in parts} != self._classes.keys():
-            return None
+            return ()
         until = self.limit.keeping((self.limit.left_s or 0.0) / 4.0)
         parts = list(dict.fromkeys((*parts, *self._list_equal(until))))
         for entry in self.problem.fleet.entries:
@@ -89,17 +90,22 @@ class CuttingStock:
             least = {part: self.planner.least_pct(device, None, (part.model, self._rate_rps(part))) for part in parts}
             shares = {part: percent / 100.0 for part, percent in least.items() if math.isfinite(percent)}
             self._fill_devices(device.name, 0.0, shares, until)
-        count = 0
+        count, prices = 0, list_prices(self.problem.fleet.entries)
+        solution: Solution | None = None
         while len(self._patterns) > count and not until.is_over:
             count = len(self._patterns)
             master = self._make_master(parts)
             solution = master.program.solve(relaxed=True, time_limit_s=until.left_s, seed=self.problem.options.seed)
             if solution is None:
-                return None
+                return ()
             values = {part: solution.duals[row] for part, row in master.parts.items()}
             for entry in self.problem.fleet.entries:
                 scarcity = solution.duals[master.kinds[entry.device.name]] if entry.count is not None else 0.0
                 self._fill_devices(entry.device.name, entry.price_per_hour - scarcity, values, until)
+        # Without further patterns, the relaxation bounds the integer program.
+        if solution is not None and len(self._patterns) == count:
+            if round_up_to_step(solution.objective, prices) >= most_cost * (1.0 - EXACT):
+                return ()
         return self._choose(parts)
 
     def _list_parts(self, model: str) -> Iterator[DemandPart]:
@@ -174,7 +180,7 @@ class CuttingStock:
             if math.fsum(values[part] for part in content) > price * (1.0 + EXACT):
                 self._add(kind, tuple(content))
 
-    def _choose(self, parts: Sequence[DemandPart]) -> tuple[PlacedGpu, ...] | None:
+    def _choose(self, parts: Sequence[DemandPart]) -> tuple[PlacedGpu, ...]:
         """Return the cheapest map of whole devices from the patterns generated so far."""
         master = self._make_master(parts)
         solution = master.program.solve(
@@ -182,7 +188,7 @@ class CuttingStock:
             seed=self.problem.options.seed,
             least_step=find_step(list_prices(self.problem.fleet.entries)),
         )
-        return None if solution is None else tuple(self._name_replicas(master, solution))
+        return () if solution is None else tuple(self._name_replicas(master, solution))
 
     def _make_master(self, parts: Sequence[DemandPart]) -> _Master:
         master = _Master()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from gpuprof.domain.demand import Demand
-from gpuprof.domain.deployment import DeploymentMap, Partition, share_of
+from gpuprof.domain.deployment import DeploymentMap, Partition, Unplaced, share_of
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import (
     PREDICTED,
@@ -131,7 +131,9 @@ class Search:
         if len(able) < len(problem.demands):
             self.problem = replace(problem, demands=tuple(able), alike={})
         self._judge = Judge(self.problem, Segments(self.problem), self.limit)
-        self._best = self._place_first()
+        nothing = (Unplaced(model=demand.model, rate_rps=demand.rate_rps, reason="") for demand in able)
+        self._best = self.start or Placement("optimal", (), tuple(nothing))
+        self._place_first()
         with self.problem.limits.until(self.limit), suppress(TimeUpError):
             self._search()
         with self.problem.limits.until(self.limit), suppress(TimeUpError):
@@ -145,16 +147,15 @@ class Search:
     def _make_segments(self, problem: Problem) -> Segments:
         return PooledSegments(problem) if self._is_queued else SharedSegments(problem)
 
-    def _place_first(self) -> Placement:
-        """Return the cheapest first map on a single kind of device, or on a counted fleet on all kinds.
+    def _place_first(self) -> None:
+        """Make the cheapest map on a single kind of device, or on a counted fleet on all kinds, the incumbent.
 
         A first fit packs models into the smallest shares, and is repaired without a limit; the program of undivided
         partitions replicates them, unless a single cheapest device suffices. At the same cost the smaller shares stay.
         """
-        best, least_cost = self.start, min(list_prices(self._entries).values())
-        kinds = () if best is not None else list_single_kinds(self.problem, self._make_segments(self.problem))
+        kinds = () if self.start else list_single_kinds(self.problem, self._make_segments(self.problem))
         for cost, problem in kinds:
-            if best is not None and not best.unplaced and cost >= sum_prices(self.problem, best.gpus):
+            if cost >= self._most_cost:
                 continue
             segments = self._make_segments(problem)
             offers, limit = (
@@ -171,14 +172,16 @@ class Search:
                 *(self._repair(segments, "first fit", first_fit, Limit(None)) for first_fit in first_fits),
                 self._run_program(offers, offers.list_undivided, limit),
             ):
-                if best is None or self._judge.rank(placement) < self._judge.rank(best):
-                    best = replace(placement, lower_bound_gpus=1, lower_bound_cost_per_hour=least_cost)
-                    self._report_progress(best)
-                if not best.unplaced and is_proven_optimal(self.problem, best):
-                    return best
-        assert best is not None
-        best = self._settle_exactly(best)
-        return replace(best, lower_bound_gpus=1, lower_bound_cost_per_hour=least_cost)
+                if self._judge.rank(placement) < self._judge.rank(self._best):
+                    self._best = self._with_least_bounds(placement)
+                    self._report_progress(self._best)
+                if not self._best.unplaced and is_proven_optimal(self.problem, self._best):
+                    return
+        self._best = self._with_least_bounds(self._settle_exactly(self._best))
+
+    def _with_least_bounds(self, placement: Placement) -> Placement:
+        least_cost = min(list_prices(self._entries).values())
+        return replace(placement, lower_bound_gpus=1, lower_bound_cost_per_hour=least_cost)
 
     @property
     def _is_by_time(self) -> bool:
@@ -199,40 +202,62 @@ class Search:
         return is_proven_optimal(self.problem, raise_by_work(self.problem, self._best))
 
     def _search(self) -> None:
-        """Improve the map and raise the bound until both meet."""
+        """Improve the map and raise the bound until both meet, or no method can make the map cheaper."""
         if self._is_done:
             return
         self._search_likely_kinds()
         problem = self._narrow()
         segments = self._make_segments(problem)
         offers = CandidateSegments(problem, segments)
-        starts = [self._best]
-        if not self._is_by_time and not self._best.unplaced:
+        local_search = LocalSearch(problem, PartitionPlanner(problem, segments), self._judge.accept, self.limit)
+        if self._is_queued:
+            has_improved = self._improve(local_search, self._best)
+            self._bound_time()
+            # Where all shares save no device over measured ones, the maps of their program would not either.
+            if self._is_done or (self.start is not None and not has_improved):
+                return
+        elif not self._best.unplaced:
             self._bound_budget(offers)
             if self._is_done:
                 return
-        most_cost = math.inf if self._best.unplaced else sum_prices(self.problem, self._best.gpus)
-        equal = place_equal(problem, segments, most_cost) if self._is_queued else ()
-        equal_map = self._judge.settle(equal, "equal replicas") if equal else self._best
+        ranking = sorted(self._list_starts(offers, local_search.planner), key=self._judge.rank)
+        for start in ranking[:2] if self._is_queued else ranking:
+            if not self._is_done:
+                self._improve(local_search, start)
+        if not self._is_queued and not self._is_done:  # with pools, contents serve no more than the maps so far
+            self._place_contents(offers)
+
+    def _improve(self, local_search: LocalSearch, start: Placement) -> bool:
+        """Improve a map by local search; return whether the incumbent has become better."""
+        best, kinds = self._best, {entry.device.name for entry in local_search.problem.fleet.entries}
+        is_able = not start.unplaced and kinds.issuperset(gpu.device for gpu in start.gpus)
+        for gpus in local_search.improve(start.gpus) if is_able else ():
+            self._keep(self._judge.settle(gpus, "local search"))
+            if self._is_done:
+                break
+        return self._best is not best
+
+    def _list_starts(self, offers: CandidateSegments, planner: PartitionPlanner) -> Iterator[Placement]:
+        """Yield the maps of all methods to improve by local search, until the incumbent is proven."""
+        problem, first = offers.problem, self._best
+        equal = place_equal(problem, offers.segments, self._most_cost) if self._is_queued else ()
+        equal_map = self._judge.settle(equal, "equal replicas") if equal else first
         self._keep(equal_map)
-        for placement in self._list_maps(offers, planner := PartitionPlanner(problem, segments)):
+        if not self._is_queued:
+            yield first
+        for placement in self._list_maps(offers, planner):
             self._keep(placement)
-            starts.append(placement)
+            yield placement
             self._bound_time()
             if self._is_done:
                 return
-        starts.append(equal_map)  # last: of equally good maps, the search improves mixed ones further
-        local_search = LocalSearch(problem, planner, self._judge.accept, self.limit)
-        kinds = {entry.device.name for entry in problem.fleet.entries}
-        feasible = [start for start in starts if kinds.issuperset(gpu.device for gpu in start.gpus)]
-        ranking = [] if self._best.unplaced else sorted(feasible, key=self._judge.rank)
-        for start in ranking[:2] if self._is_queued else ranking:
-            for gpus in local_search.improve(start.gpus):
-                self._keep(self._judge.settle(gpus, "local search"))
-                if self._is_done:
-                    return
-        if not self._is_queued:  # with pools, contents serve no more than the maps so far
-            self._place_contents(offers)
+        if equal:  # last: of equally good maps, the search improves mixed ones further
+            yield equal_map
+
+    @property
+    def _most_cost(self) -> float:
+        """Cost that a better map stays below: infinite while the incumbent leaves demands unserved."""
+        return math.inf if self._best.unplaced else sum_prices(self.problem, self._best.gpus)
 
     def _place_contents(self, offers: CandidateSegments) -> None:
         """Improve the map by the contents of partitions that serve most beside their neighbours."""
@@ -254,7 +279,7 @@ class Search:
             stock = CuttingStock(offers.problem, planner, offers.list_choices(), limit)
 
             def place(demands: Sequence[Demand]) -> Gpus:
-                return stock.place(demands) or self._best.gpus
+                return stock.place(demands, self._most_cost)
 
             yield from self._repair(offers.segments, "patterns of replicas", place, limit)
         if not self._is_queued:
@@ -288,11 +313,10 @@ class Search:
         """
         if self._best.unplaced:
             return self.problem
-        cost = sum_prices(self.problem, self._best.gpus)
         entries = self._list_cheaper()
         if self._is_queued and len(entries) > 1:
             ranking = rank_kinds(self.problem, self._judge.segments)
-            likely = {entry.device.name for estimate, entry in ranking if estimate < cost}
+            likely = {entry.device.name for estimate, entry in ranking if estimate < self._most_cost}
             entries = [entry for entry in entries if entry.count is not None or entry.device.name in likely]
         if len(entries) in (0, len(self._entries)):
             return self.problem
@@ -304,15 +328,14 @@ class Search:
             return
         ranking = rank_kinds(self.problem, self._judge.segments)
         for guess, entry in [pair for pair in ranking if pair[1].count is None][:2]:
-            if guess < sum_prices(self.problem, self._best.gpus) * (1.0 - EXACT) and not self.limit.is_over:
+            if guess < self._most_cost * (1.0 - EXACT) and not self.limit.is_over:
                 problem = replace(self.problem, fleet=Fleet((entry,)), alike={})
                 limit = self.limit.keeping(2.0 * (self.limit.left_s or 0.0) / 3.0)
                 self._keep(Search(problem, limit).find_map())
 
     def _list_cheaper(self) -> list[FleetEntry]:
         """Return the kinds of which a single device costs less than the whole incumbent."""
-        cost = sum_prices(self.problem, self._best.gpus)
-        return [entry for entry in self._entries if entry.price_per_hour < cost * (1.0 - EXACT)]
+        return [entry for entry in self._entries if entry.price_per_hour < self._most_cost * (1.0 - EXACT)]
 
     @property
     def _is_counted(self) -> bool:
@@ -338,7 +361,7 @@ class Search:
         problem = offers.problem
 
         def place(demands: Sequence[Demand]) -> Gpus:
-            plan = plan_by_program(problem, list_choices(), demands, limit)
+            plan = plan_by_program(problem, list_choices(), demands, limit, self._most_cost)
             if is_every:
                 self._bound_budget(offers, plan.bound)
             return plan.pack(problem, offers.segments)
@@ -354,17 +377,22 @@ class Search:
     ) -> Iterator[Placement]:
         """Yield the maps of a method, repaired if the pooled replicas of a model together serve too little.
 
-        The demands of such pools are raised where there are devices enough. The first map is repaired without a limit:
-        a search must not call a demand impossible for want of time.
+        The demands of such pools are raised where there are devices enough, until the map costs as much as the
+        incumbent: higher rates cost no less. The first map is repaired without a limit: a search must not call a demand
+        impossible for want of time.
         """
         problem = segments.problem
         rates = {demand.model: demand.rate_rps for demand in problem.demands}
         for _ in range(MOST_REPLANS):
             gpus = place([replace(demand, rate_rps=rates[demand.model]) for demand in problem.demands])
+            if not (gpus or self._best.unplaced):
+                return
             # Where there are devices enough, a map that serves less is only repaired.
             placement = self._judge.settle(gpus, method, is_rough=not self._is_counted)
             yield placement
             if not self._is_queued or not placement.unplaced or self._is_counted or limit.is_over:
+                return
+            if sum_prices(problem, gpus) >= self._most_cost * (1.0 - EXACT):
                 return
             for unplaced in placement.unplaced:
                 rate_rps = problem.demand(unplaced.model).rate_rps
@@ -394,10 +422,9 @@ class Search:
             return
         if plan_bound and bounding == offers.list_choices():
             self._raise_cost_bound(plan_bound)
-        cost = math.inf if self._best.unplaced else sum_prices(self.problem, self._best.gpus)
         limit = self._halve_limit() if plan_bound is None else self.limit
         if not (self._is_done or self._is_bounded or limit.is_over):
-            self._raise_cost_bound(bound_by_program(problem, bounding, cost, limit))
+            self._raise_cost_bound(bound_by_program(problem, bounding, self._most_cost, limit))
             self._is_bounded = not limit.is_over
 
     def _finish(self) -> None:

@@ -45,8 +45,12 @@ class ProgramPlan:
         return merge_replicas(problem, segments, self.choices, bins.to_gpus())
 
 
-def plan_by_program(problem: Problem, choices: Choices, demands: Sequence[Demand], limit: Limit) -> ProgramPlan:
+def plan_by_program(
+    problem: Problem, choices: Choices, demands: Sequence[Demand], limit: Limit, most_cost: float = math.inf
+) -> ProgramPlan:
     """Return the cheapest choice that serves all demands, else the choice that serves most.
+
+    No choice where the relaxation shows that none costs less than ``most_cost``, the cost of a known map.
 
     Parameters
     ----------
@@ -59,21 +63,23 @@ def plan_by_program(problem: Problem, choices: Choices, demands: Sequence[Demand
     able = tuple(_lower_to_reach(demand, choices[demand.model]) for demand in demands if choices[demand.model])
     if not able:
         return ProgramPlan((), choices, None, 0.0)
-    choice, bound = minimise_cost(problem, able, choices, limit)
-    if choice is None and not limit.is_over:
+    choice, bound = minimise_cost(problem, able, choices, limit, most_cost)
+    if choice is None and math.isinf(most_cost) and not limit.is_over:
         choice = maximise_goodput(problem, able, choices, limit)
     return ProgramPlan(able, choices, choice, bound)
 
 
 def minimise_cost(
-    problem: Problem, demands: Sequence[Demand], choices: Choices, limit: Limit
+    problem: Problem, demands: Sequence[Demand], choices: Choices, limit: Limit, most_cost: float = math.inf
 ) -> tuple[Choice | None, float]:
-    """Return the cheapest choice of segments, None without one, and a lower bound on its cost."""
+    """Return the cheapest choice of segments below ``most_cost``, None without one, and a lower bound on its cost."""
     entries, seed = problem.fleet.entries, problem.options.seed
     prices, joined = list_prices(entries), RestrictedMaster(entries, join_alike(problem, demands), choices)
     relaxation, bound = solve_relaxation(joined, prices, limit, seed)
     if relaxation is None:
         return None, 0.0
+    if round_up_to_step(bound, prices) >= most_cost * (1.0 - EXACT):
+        return None, round_up_to_step(bound, prices) if joined.is_exact else 0.0
     master = RestrictedMaster(entries, demands, choices)
     for pattern in joined.patterns:
         master.add_pattern(pattern)

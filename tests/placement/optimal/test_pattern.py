@@ -147,8 +147,7 @@ BUDGET = Options(latency_budget=0.5)
 def _search(given: Problem) -> Placement:
     segments = Segments(given)
     choices = CandidateSegments(given, segments).list_choices()
-    gpus = CuttingStock(given, PartitionPlanner(given, segments), choices, Limit()).place(given.demands)
-    assert gpus is not None
+    gpus = CuttingStock(given, PartitionPlanner(given, segments), choices, Limit()).place(given.demands, math.inf)
     return Placement("", gpus)
 
 
