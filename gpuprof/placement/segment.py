@@ -245,6 +245,15 @@ class Segments(PlannedWorkloads):
         segment = self.serving_all(demand, device, share) if self._capped else None
         return segment or self.largest(demand, device, self.workloads(demand.model, device, share))
 
+    def can_serve_all(self, demand: Demand, device: Device, share: Share) -> bool:
+        """Return whether some batch under ``share`` serves the whole demand; the likely largest goes first."""
+        workloads = self.workloads(demand.model, device, share)
+        return any(
+            self._most_rps(demand, device, workload) >= demand.rate_rps
+            and self.make(demand, device, workload, whole=True) is not None
+            for workload in sorted(workloads, key=lambda workload: (workload.processes, -workload.batch))
+        )
+
     def serving_all(self, demand: Demand, device: Device, share: Share) -> Segment | None:
         """Return the best segment under ``share`` serving the whole demand, None where no batch does.
 

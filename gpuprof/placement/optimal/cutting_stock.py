@@ -103,10 +103,9 @@ class CuttingStock:
                 scarcity = solution.duals[master.kinds[entry.device.name]] if entry.count is not None else 0.0
                 self._fill_devices(entry.device.name, entry.price_per_hour - scarcity, values, until)
         # Without further patterns, the relaxation bounds the integer program.
-        if solution is not None and len(self._patterns) == count:
-            if round_up_to_step(solution.objective, prices) >= most_cost * (1.0 - EXACT):
-                return ()
-        return self._choose(parts)
+        is_whole = len(self._patterns) == count
+        least_cost = round_up_to_step(solution.objective, prices) if solution is not None and is_whole else 0.0
+        return self._choose(parts) if least_cost < most_cost * (1.0 - EXACT) else ()
 
     def _list_parts(self, model: str) -> Iterator[DemandPart]:
         """Yield the divisions of a demand into equal replicas, each cheaper than all divisions into fewer."""

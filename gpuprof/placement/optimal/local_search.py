@@ -189,6 +189,8 @@ class PartitionPlanner:
 
         Replicas of tasks in ``partition``, a plan for some of the tasks, keep at least their shares.
         """
+        if math.fsum(self.least_pct(device, mig, task) for task in tasks) > 100.0 + TOLERANCE:
+            return None  # neighbours only raise the shares
         key = (device.name, mig, tuple(sorted(tasks)))
         if key not in self._planned:
             self._planned[key] = self._find_plan(device, mig, key[2], partition)

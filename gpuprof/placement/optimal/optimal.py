@@ -254,6 +254,10 @@ class Search:
         if equal:  # last: of equally good maps, the search improves mixed ones further
             yield equal_map
 
+    def _find_most_cost(self, problem: Problem, demands: Sequence[Demand]) -> float:
+        """Return the cost that a plan has to stay below; infinite for raised rates, whose maps have spare devices."""
+        return self._most_cost if tuple(demands) == problem.demands else math.inf
+
     @property
     def _most_cost(self) -> float:
         """Cost that a better map stays below: infinite while the incumbent leaves demands unserved."""
@@ -279,7 +283,7 @@ class Search:
             stock = CuttingStock(offers.problem, planner, offers.list_choices(), limit)
 
             def place(demands: Sequence[Demand]) -> Gpus:
-                return stock.place(demands, self._most_cost)
+                return stock.place(demands, self._find_most_cost(offers.problem, demands))
 
             yield from self._repair(offers.segments, "patterns of replicas", place, limit)
         if not self._is_queued:
@@ -361,7 +365,7 @@ class Search:
         problem = offers.problem
 
         def place(demands: Sequence[Demand]) -> Gpus:
-            plan = plan_by_program(problem, list_choices(), demands, limit, self._most_cost)
+            plan = plan_by_program(problem, list_choices(), demands, limit, self._find_most_cost(problem, demands))
             if is_every:
                 self._bound_budget(offers, plan.bound)
             return plan.pack(problem, offers.segments)
@@ -377,9 +381,9 @@ class Search:
     ) -> Iterator[Placement]:
         """Yield the maps of a method, repaired if the pooled replicas of a model together serve too little.
 
-        The demands of such pools are raised where there are devices enough, until the map costs as much as the
-        incumbent: higher rates cost no less. The first map is repaired without a limit: a search must not call a demand
-        impossible for want of time.
+        The demands of such pools are raised where there are devices enough, until a plan costs as much as the
+        incumbent. The first map is repaired without a limit: a search must not call a demand impossible for want of
+        time.
         """
         problem = segments.problem
         rates = {demand.model: demand.rate_rps for demand in problem.demands}
@@ -471,7 +475,7 @@ def place_first_fit(
 
 def _list_quick(segments: Segments, demand: Demand, device: Device, is_undivided: bool) -> Sequence[Segment]:
     shares = [share for share in _list_shares(segments, demand, device) if not (is_undivided and share.mig)]
-    index = bisect_left(shares, True, key=lambda share: segments.serving_all(demand, device, share) is not None)
+    index = bisect_left(shares, True, key=lambda share: segments.can_serve_all(demand, device, share))
     if index == len(shares):
         best = segments.best(demand, device)
         return [segment for segment in best if not (is_undivided and segment.share.mig)]
