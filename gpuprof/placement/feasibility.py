@@ -52,7 +52,7 @@ def check(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...
         *_check_names(deployment),
         *_check_fleet(deployment, evidence),
         *_check_layout(deployment, evidence),
-        *_check_settings(deployment),
+        *_check_settings(deployment, evidence),
         *_check_failures(deployment, evidence),
         *_check_rates(deployment, evidence),
         *_check_chains(deployment),
@@ -158,16 +158,15 @@ def _check_instances(where: str, gpu: Gpu, device: Device) -> Iterator[Violation
 def _check_partition(where: str, partition: Partition, device: Device, evidence: Evidence) -> Iterator[Violation]:
     yield from _check_turns(where, partition)
     replicas = partition.replicas
-    # Replicas of a worker have one share and one process.
-    workers = {replica.turns or -number: replica for number, replica in enumerate(replicas)}
-    shares = math.fsum(replica.sm_share_pct for replica in workers.values())
+    workers = _list_workers(partition)
+    shares = math.fsum(replica.sm_share_pct for replica in workers)
     if not (partition.unshared or partition.oversubscribed) and shares > 100.0 * (1.0 + ROUNDING):
         meaning = "an oversubscribed partition may: its replicas contend for SMs"
         yield Violation("share", where, f"the replicas' shares add up to {shares:g}% ({meaning})")
     for name in ("unshared", "oversubscribed"):
         if getattr(partition, name) and device.kind != "gpu":
             yield Violation("share", where, f"{device.name} cannot be {name}: its replicas are held to cores")
-    clients = sum(replica.processes for replica in workers.values())
+    clients = sum(replica.processes for replica in workers)
     if device.kind == "gpu" and clients > MPS_CLIENTS:
         yield Violation("share", where, f"{clients} processes where MPS takes {MPS_CLIENTS}")
     least = _LEAST_SHARE_PCT if device.kind == "gpu" else _LEAST_SHARE_PCT / device.compute_units
@@ -188,6 +187,11 @@ def _check_partition(where: str, partition: Partition, device: Device, evidence:
     available = device.dram_bytes if partition.mig is None else profiles[partition.mig.profile].memory_bytes
     if total_bytes > available:
         yield Violation("memory", where, f"the replicas hold {total_bytes / 2**30:.3g} GiB of {_gib(available)}")
+
+
+def _list_workers(partition: Partition) -> Sequence[Replica]:
+    """Return a replica of each worker: those that take turns have one share and one process."""
+    return tuple({replica.turns or -number: replica for number, replica in enumerate(partition.replicas)}.values())
 
 
 def _gib(count: float) -> str:
@@ -234,8 +238,8 @@ def _check_turns(where: str, partition: Partition) -> Iterator[Violation]:
             yield Violation("share", where, f"{models} take turns {number}: all must have the same time slice, or none")
 
 
-def _check_settings(deployment: DeploymentMap) -> Iterator[Violation]:
-    """Yield replicas beyond the largest batch or the most processes of the map's planning options."""
+def _check_settings(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
+    """Yield replicas and partitions that the map's planning options exclude."""
     settings = deployment.planned_with
     batch = settings.max_batch if "max_batch" in settings.model_fields_set else MOST_BATCH
     processes = settings.max_processes or MPS_CLIENTS
@@ -244,6 +248,14 @@ def _check_settings(deployment: DeploymentMap) -> Iterator[Violation]:
             setting_text = f"batches of {replica.batch} and {replica.processes} processes"
             limits = f"planned were up to {batch} and {processes}"
             yield Violation("share", f"{node.name} gpu {gpu.index}", f"{replica.model} has {setting_text}; {limits}")
+    for where, gpu in _list_gpus(deployment):
+        device = evidence.devices.get(gpu.device)
+        for partition in gpu.partitions:
+            if settings.isolate and any(replica.turns for replica in partition.replicas):
+                yield Violation("share", where, "its models take turns, but planned was a process for each (isolate)")
+            processes = sum(replica.processes for replica in _list_workers(partition))
+            if settings.no_mps and processes > 1 and device is not None and device.kind == "gpu":
+                yield Violation("share", where, f"{processes} processes run at once, but planned was no MPS (no_mps)")
 
 
 def _check_failures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:

@@ -111,7 +111,8 @@ class SearchSpace:
         percents = {share.sm_pct for share in self.problem.estimator.shares(model, device) if share.mig is None}
         if not percents:
             return []
-        steps = self._required_shares(model, device)
+        required = map(Share, self._required_shares(model, device))
+        steps = {share.sm_pct for share in required if self._is_part_known(model, device, share)}
         # An estimator that answers for an unlisted share, such as 13%, answers for all between the listed shares. Where
         # shares make no difference to the time, small shares matter most: more replicas fit on a device.
         if self._is_known(model, device, max(self.listed_batches(model, device, Share()), default=1), Share(13.0)):

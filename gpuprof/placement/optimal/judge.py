@@ -320,9 +320,11 @@ def bound_by_time(problem: Problem) -> TimeBounds:
 
     The batches of each demand take at least a part of the devices' time (`_least_time`), alone in a partition or beside
     the neighbours that slow them least, and each model of a worker at least its memory without a context; their sums
-    bound the devices, and the time of all devices the requests.
+    bound the devices, and the time of all devices the requests. Where no two demands fit on a device together
+    (`_have_own_devices`), each takes a whole number of devices.
     """
     segments, entries = SharedSegments(problem), problem.fleet.entries
+    have_own = _have_own_devices(segments)
     least: dict[str, tuple[float, float, float]] = {}  # time of devices, cost and memory, by the first alike model
     least_parts: list[tuple[float, float]] = []  # of a device's time, and the rate
     for demand in problem.demands:
@@ -333,9 +335,11 @@ def bound_by_time(problem: Problem) -> TimeBounds:
             if not able:
                 continue  # no map serves it
             time = _least_time(problem, demand, np.concatenate([batches[entry] for entry in able]))
+            time = float(max(1, math.ceil(time - 1e-6))) if have_own else time
             paid = [batches[entry] * (entry.price_per_hour, 1.0, 1.0) for entry in able]
+            cost = _least_time(problem, demand, np.concatenate(paid))
             memory = min(_least_memory_part(segments, first, entry.device) for entry in able)
-            least[first] = time, _least_time(problem, demand, np.concatenate(paid)), memory
+            least[first] = time, max(cost, time * min(entry.price_per_hour for entry in able)), memory
         least_parts.append((least[first][0], demand.rate_rps))
     served = [least[first] for d in problem.demands if (first := segments.first_alike(d.model)) in least]
     time, least_cost, least_memory = (math.fsum(column) for column in zip((0.0, 0.0, 0.0), *served, strict=True))
@@ -343,6 +347,31 @@ def bound_by_time(problem: Problem) -> TimeBounds:
     count = max(1, math.ceil(max(time, least_memory) - 1e-6))
     cost = count * min(prices) if len(prices) == 1 else max(min(prices), least_cost)
     return TimeBounds(count, cost, _bound_goodput(problem.fleet, least_parts))
+
+
+def _have_own_devices(segments: Segments) -> bool:
+    """Return whether no device serves two demands: nothing shares a partition, and every share is over half a device.
+
+    Without MPS and shared workers, a partition of a GPU runs a single replica; the shares of a CPU are its cores.
+    """
+    options, entries = segments.problem.options, segments.problem.fleet.entries
+    return (options.isolate and options.no_mps) and all(
+        entry.device.fraction(share) > 0.5
+        for entry in entries
+        for demand in segments.problem.demands
+        for share in _list_shares(segments, demand.model, entry.device)
+    )
+
+
+def _list_shares(segments: Segments, model: str, device: Device) -> list[Share]:
+    """Return the shares that a replica may have; none without an estimate."""
+    with suppress(InputError):
+        shares = list(segments.problem.estimator.shares(model, device))
+        partitions = {share.mig for share in shares}
+        return shares + [
+            Share(pct, mig) for mig in partitions for pct in segments.search_space.steps(model, device, mig)
+        ]
+    return []
 
 
 def _bound_goodput(fleet: Fleet, least_parts: Sequence[tuple[float, float]]) -> float | None:
@@ -394,17 +423,20 @@ def _list_batches(segments: Segments, demand: Demand, device: Device) -> Floats:
             return np.array([(planned_ms(work, problem.options.confidence) / 1000.0, 1.0, 0.0)])
     batches: list[tuple[float, float, float]] = []
     lone = Segments(problem)
-    with suppress(InputError):
-        shares = list(problem.estimator.shares(model, device))
-        shares += [Share(pct, mig) for mig in {s.mig for s in shares} for pct in space.steps(model, device, mig)]
-        for share in shares:
-            for count in space.processes(share):
-                workloads = [Workload(model, size, share, count) for size in space.listed_batches(model, device, share)]
-                # Without neighbours, a part takes the whole partition.
-                for known, held in ((segments, share), (lone, Share(mig=share.mig)))[: 1 + (share.sm_pct < 100.0)]:
-                    with suppress(InputError):  # nor is there an estimate of larger batches
-                        for seconds, in_time, answer_s in _list_in_share(known, demand, device, workloads):
-                            batches.append((seconds * device.fraction(held) / count, in_time, answer_s))
+    for share in _list_shares(segments, model, device):
+        whole = Share(mig=share.mig)
+        for count in space.processes(share):
+            sizes = space.listed_batches(model, device, share)
+            workloads = [Workload(model, size, share, count) for size in sizes]
+            # Without neighbours, a part takes the whole partition, and only matters where it is quicker than the whole.
+            rates, whole_rates = (
+                lone.load_full_rps(device, Workload(model, 1, held, count), sizes) for held in (share, whole)
+            )
+            is_quicker = share != whole and (not rates or any(rates[size] > whole_rates[size] for size in sizes))
+            for known, held in ((segments, share), (lone, whole))[: 1 + is_quicker]:
+                with suppress(InputError):  # nor is there an estimate of larger batches
+                    for seconds, in_time, answer_s in _list_in_share(known, demand, device, workloads):
+                        batches.append((seconds * device.fraction(held) / count, in_time, answer_s))
     return np.array(batches).reshape(-1, 3)
 
 

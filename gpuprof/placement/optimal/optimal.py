@@ -210,8 +210,12 @@ class Search:
         segments = self._make_segments(problem)
         offers = CandidateSegments(problem, segments)
         local_search = LocalSearch(problem, PartitionPlanner(problem, segments), self._judge.accept, self.limit)
+        first = self._best
         if self._is_queued:
-            has_improved = self._improve(local_search, self._best)
+            if equal := place_equal(problem, segments, self._most_cost):
+                self._keep(self._judge.settle(equal, "equal replicas"))
+            self._improve(local_search, self._best)
+            has_improved = self._best is not first
             self._bound_time()
             # Where all shares save no device over measured ones, the maps of their program would not either.
             if self._is_done or (self.start is not None and not has_improved):
@@ -220,39 +224,28 @@ class Search:
             self._bound_budget(offers)
             if self._is_done:
                 return
-        ranking = sorted(self._list_starts(offers, local_search.planner), key=self._judge.rank)
+        starts = [first]
+        for placement in self._list_maps(offers, local_search.planner):
+            self._keep(placement)
+            starts.append(placement)
+            self._bound_time()
+            if self._is_done:
+                return
+        ranking = sorted(starts, key=self._judge.rank)
         for start in ranking[:2] if self._is_queued else ranking:
             if not self._is_done:
                 self._improve(local_search, start)
         if not self._is_queued and not self._is_done:  # with pools, contents serve no more than the maps so far
             self._place_contents(offers)
 
-    def _improve(self, local_search: LocalSearch, start: Placement) -> bool:
-        """Improve a map by local search; return whether the incumbent has become better."""
-        best, kinds = self._best, {entry.device.name for entry in local_search.problem.fleet.entries}
+    def _improve(self, local_search: LocalSearch, start: Placement) -> None:
+        """Improve a map of all demands by local search."""
+        kinds = {entry.device.name for entry in local_search.problem.fleet.entries}
         is_able = not start.unplaced and kinds.issuperset(gpu.device for gpu in start.gpus)
         for gpus in local_search.improve(start.gpus) if is_able else ():
             self._keep(self._judge.settle(gpus, "local search"))
             if self._is_done:
-                break
-        return self._best is not best
-
-    def _list_starts(self, offers: CandidateSegments, planner: PartitionPlanner) -> Iterator[Placement]:
-        """Yield the maps of all methods to improve by local search, until the incumbent is proven."""
-        problem, first = offers.problem, self._best
-        equal = place_equal(problem, offers.segments, self._most_cost) if self._is_queued else ()
-        equal_map = self._judge.settle(equal, "equal replicas") if equal else first
-        self._keep(equal_map)
-        if not self._is_queued:
-            yield first
-        for placement in self._list_maps(offers, planner):
-            self._keep(placement)
-            yield placement
-            self._bound_time()
-            if self._is_done:
                 return
-        if equal:  # last: of equally good maps, the search improves mixed ones further
-            yield equal_map
 
     def _find_most_cost(self, problem: Problem, demands: Sequence[Demand]) -> float:
         """Return the cost that a plan has to stay below; infinite for raised rates, whose maps have spare devices."""

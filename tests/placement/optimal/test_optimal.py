@@ -12,8 +12,10 @@ from gpuprof.domain.estimate import EXTRAPOLATED, MEASURED, Estimate, Figure, Wo
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.estimators.builtin import name_services
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solve_and_check
+from gpuprof.placement.deploy import to_map
 from gpuprof.placement.device_assignment import assign_devices
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.limit import Limit
@@ -658,3 +660,24 @@ def test_the_check_refuses_a_worker_whose_queue_or_memory_is_too_long() -> None:
 
     assert "serves at most" in check_changed(rate_rps=40.0)
     assert "GiB" in check_changed(turns=0, sm_share_pct=5.0)
+
+
+def test_isolated_demands_without_mps_take_a_whole_number_of_devices_each() -> None:
+    """Three demands keep a device busy for less than a tenth of the time, the fourth 2.5 devices."""
+    given = problem(demands([(20.0, 100.0)] * 3 + [(2000.0, 100.0)]), options=Options(isolate=True, no_mps=True))
+    given = replace(given, queueing=BatchQueue(), estimator=name_services(LinearEstimator(), {}, no_mps=True))
+    placement, _ = solve_and_check(OPTIMAL, given)
+    assert bound_by_time(given).gpus == placement.lower_bound_gpus == len(placement.gpus) == 6
+    assert bound_by_time(replace(given, options=Options(no_mps=True))).gpus == 3
+
+
+@pytest.mark.parametrize(("option", "turns", "text"), [("isolate", 1, "take turns"), ("no_mps", 0, "2 processes run")])
+def test_the_check_refuses_partitions_that_the_options_of_the_plan_exclude(option: str, turns: int, text: str) -> None:
+    given = problem([demand("a", 20.0, 100.0), demand("b", 20.0, 100.0)], options=Options(max_batch=1))
+    share = Share(100.0 if turns else 50.0)
+    replicas = tuple(PlacedReplica(model, 1, 1, share, 20.0, memory_bytes=2**30, turns=turns) for model in "ab")
+    deployment = to_map(given, Placement("", (PlacedGpu("plain", (PlacedPartition(replicas),)),)))
+    assert not check(deployment, collect_evidence(given))
+    settings = deployment.planned_with.model_copy(update={option: True})
+    (violation,) = check(deployment.model_copy(update={"planned_with": settings}), collect_evidence(given))
+    assert text in str(violation)
