@@ -354,3 +354,12 @@ def test_a_problem_without_devices_is_refused() -> None:
 def test_options_of_the_wrong_kind_are_refused() -> None:
     with pytest.raises(InputError, match="aware must be true or false but got 'perhaps'"):
         make_policy("igniter", {"aware": "perhaps"})
+
+
+@pytest.mark.parametrize("rate_rps", [50.0, 150.0, 300.0, 450.0, 700.0])
+def test_a_share_can_serve_all_where_it_has_a_segment_that_does(rate_rps: float) -> None:
+    given = replace(problem([demand("m", rate_rps, 30.0)]), queueing=BatchQueue())
+    segments, wanted, device = PooledSegments(given), given.demands[0], plain_device()
+    for share in given.estimator.shares("m", device):
+        is_able = segments.serving_all(wanted, device, share) is not None
+        assert PooledSegments(replace(given)).can_serve_all(wanted, device, share) == is_able

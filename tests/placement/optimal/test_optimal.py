@@ -8,7 +8,7 @@ import pytest
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeploymentMap, Unplaced
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import EXTRAPOLATED, MEASURED, Estimate, Figure, Workload
+from gpuprof.domain.estimate import EXTRAPOLATED, MEASURED, Estimate, Estimator, Figure, Workload
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
@@ -20,16 +20,18 @@ from gpuprof.placement.device_assignment import assign_devices
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal import optimal
-from gpuprof.placement.optimal.candidates import CandidateSegments
+from gpuprof.placement.optimal.candidates import CandidateSegments, Choices
 from gpuprof.placement.optimal.contents import Contents
 from gpuprof.placement.optimal.judge import Judge, TimeBounds, bound_by_time
 from gpuprof.placement.optimal.optimal import MeasuredOnly, Optimal, restrict_to_measured
+from gpuprof.placement.optimal.program_plan import plan_by_program
 from gpuprof.placement.optimal.shared_workers import share_workers
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Options, Problem, collect_evidence
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 from gpuprof.placement.published.igniter import Igniter
 from gpuprof.placement.segment import Segments, SharedSegments
+from tests.placement.drawn_problems import draw_queued
 from tests.placement.table import LaunchBound, TabledEstimator
 
 OPTIMAL = Optimal()
@@ -475,6 +477,47 @@ def test_the_first_map_is_reported_before_the_program_of_undivided_partitions(mo
     given = problem([demand("m", 900.0)], options=ONE_PROCESS)
     with pytest.raises(KeyboardInterrupt):
         OPTIMAL.place(replace(given, on_progress=reported.append))
+
+
+def test_a_first_map_is_improved_before_the_program_of_all_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The map of equal replicas takes five devices, and local search needs no program to drop one of them."""
+    reported: list[Placement] = []
+
+    def list_choices(offers: CandidateSegments) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(CandidateSegments, "list_choices", list_choices)
+    with pytest.raises(KeyboardInterrupt):
+        OPTIMAL.place(replace(draw_queued(6), on_progress=reported.append))
+    assert (len(reported[-1].gpus), reported[-1].found_by) == (4, "local search")
+
+
+def test_extrapolated_shares_that_local_search_does_not_use_need_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimators: list[Estimator] = []
+    list_all = CandidateSegments.list_choices
+
+    def list_choices(offers: CandidateSegments) -> Choices:
+        estimators.append(offers.problem.estimator)
+        return list_all(offers)
+
+    monkeypatch.setattr(CandidateSegments, "list_choices", list_choices)
+    estimator = ListedOnly(percents=(50.0, 100.0))
+    given = problem([demand(f"m{i}", 300.0, 60.0) for i in range(3)], estimator=estimator)
+    placement, _ = solve_and_check(OPTIMAL, replace(given, queueing=BatchQueue()))
+    assert len(placement.gpus) == 2 and estimators
+    assert all(isinstance(estimator, MeasuredOnly) for estimator in estimators)
+
+
+def test_no_program_is_solved_whose_relaxation_costs_as_much_as_a_known_map() -> None:
+    given = problem([demand("a", 900.0, 60.0), demand("b", 900.0, 60.0)], options=ONE_PROCESS)
+    segments = Segments(given)
+    choices = CandidateSegments(given, segments).list_choices()
+    plan = plan_by_program(given, choices, given.demands, Limit())
+    cost = len(plan.pack(given, segments))
+    assert plan.choice is not None and plan.bound == cost
+    known = plan_by_program(given, choices, given.demands, Limit(), cost)
+    assert (known.choice, known.bound) == (None, cost)
+    assert plan_by_program(given, choices, given.demands, Limit(), cost + 1.0).choice == plan.choice
 
 
 def test_replicas_of_a_demand_that_is_not_met_are_raised_to_what_they_serve_and_no_further() -> None:

@@ -144,10 +144,10 @@ def test_when_the_time_is_up_the_bound_holds_all_the_same() -> None:
 BUDGET = Options(latency_budget=0.5)
 
 
-def _search(given: Problem) -> Placement:
+def _search(given: Problem, most_cost: float = math.inf) -> Placement:
     segments = Segments(given)
     choices = CandidateSegments(given, segments).list_choices()
-    gpus = CuttingStock(given, PartitionPlanner(given, segments), choices, Limit()).place(given.demands, math.inf)
+    gpus = CuttingStock(given, PartitionPlanner(given, segments), choices, Limit()).place(given.demands, most_cost)
     return Placement("", gpus)
 
 
@@ -160,6 +160,7 @@ def test_alike_demands_take_the_devices_of_their_best_pattern_at_any_number() ->
         assert patterns.rates_rps() == pytest.approx({demand.model: 80.0 for demand in given.demands})
         most = max(sum(1 for _ in gpu.replicas()) for gpu in patterns.gpus)
         assert len(patterns.gpus) == -(-count // most)
+        assert not _search(given, most_cost=len(patterns.gpus)).gpus
 
 
 def test_large_demands_share_equal_devices_that_serve_both() -> None:
