@@ -74,8 +74,9 @@ class Optimal:
     possible is served, higher priorities first, at the least cost. A first fit on one kind of device gives a map at
     once. The program ignores neighbours, so its map and a map of patterns with neighbours (`CuttingStock`), under the
     queueing model also one of equal replicas (`place_equal`), are improved by a local search that sees neighbours and
-    pools. The search ends where a map costs no more than the lower bound, which holds for every map in the
-    `SearchSpace`, which all policies obey. Running replicas stay where an equally good map allows.
+    pools; with pools it comes first. The search ends where a map costs no more than the lower bound, which holds for
+    every map in the `SearchSpace`, which all policies obey; no program is solved whose relaxation costs as much as the
+    incumbent. Running replicas stay where an equally good map allows.
     """
 
     def place(self, problem: Problem) -> Placement:
