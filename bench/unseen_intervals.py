@@ -222,7 +222,9 @@ def print_intervals(groups: Sequence[OpResiduals], models: Sequence[ModelDeviati
 
     print_models("models", _name_chip, fitted)
     for title, name in (("the table", _name_table), ("the architecture", _name_network)):
-        without = {left_out: fit_scales(groups, _leave_out(models, name, left_out)) for left_out in map(name, models)}
+        without = {
+            left_out: fit_scales(groups, _leave_out(models, name, left_out)) for left_out in set(map(name, models))
+        }
         print_models(f"models, {title} left out on all GPUs", name, without)
 
 
