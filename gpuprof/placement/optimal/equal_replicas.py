@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gpuprof.domain.demand import Demand
+from gpuprof.domain.device import Device
 from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.sojourn import queue_of
 from gpuprof.placement.bin import MOST_REPLICAS, fits_device
 from gpuprof.placement.placement import TOLERANCE, PlacedGpu, PlacedPartition
-from gpuprof.placement.pool import Gpus
+from gpuprof.placement.pool import Gpus, Pools
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
 
@@ -85,13 +86,37 @@ def _find_cheapest(problem: Problem, segments: Segments, demand: Demand, most_co
 def _list_full(problem: Problem, segments: Segments, demand: Demand) -> Iterator[_FullDevices]:
     """Yield the devices full of each replica that may serve a demand, in the number that its approximate rate needs."""
     for entry in problem.fleet.entries:
-        shares = problem.estimator.shares(demand.model, entry.device) if entry.count is None else ()
-        for share in (share for share in shares if share.mig is None):
-            copies = int(100.0 / share.sm_pct * (1.0 + TOLERANCE))
-            for workload in segments.workloads(demand.model, entry.device, share):
-                segment = segments.make(demand, entry.device, workload, (workload,) * (copies - 1))
-                if segment is None or segments.is_claimed(entry.device, workload):
-                    continue
-                if fits_device(entry.device, PlacedPartition((segment.replica(0.0),) * copies)):
-                    number = math.ceil(demand.rate_rps / segment.capacity_rps / copies * (1.0 - TOLERANCE))
-                    yield _FullDevices(entry, segment, copies, number)
+        for segment, copies in _list_copies(problem, segments, demand, entry.device) if entry.count is None else ():
+            number = math.ceil(demand.rate_rps / segment.capacity_rps / copies * (1.0 - TOLERANCE))
+            yield _FullDevices(entry, segment, copies, number)
+
+
+def _list_copies(problem: Problem, segments: Segments, demand: Demand, device: Device) -> Iterator[tuple[Segment, int]]:
+    """Yield the replicas that may serve a demand on a device full of their copies, and the number of copies."""
+    for share in (share for share in problem.estimator.shares(demand.model, device) if share.mig is None):
+        copies = int(100.0 / share.sm_pct * (1.0 + TOLERANCE))
+        for workload in segments.workloads(demand.model, device, share):
+            segment = segments.make(demand, device, workload, (workload,) * (copies - 1))
+            if segment is None or segments.is_claimed(device, workload):
+                continue
+            if fits_device(device, PlacedPartition((segment.replica(0.0),) * copies)):
+                yield segment, copies
+
+
+def refill(problem: Problem, segments: Segments, gpus: Gpus, demand: Demand) -> Iterator[Gpus]:
+    """Yield a map's devices with those that serve a demand alone, or nothing, full of the copies that serve it most.
+
+    Without instances of MIG; by the approximate rate of the pool, for each kind of device of limited count.
+    """
+    pools = Pools(problem, segments)
+    for entry in problem.fleet.entries:
+        name, most = entry.device.name, demand.max_replicas or math.inf
+        kept = tuple(gpu for gpu in gpus if gpu.device != name or {r.model for r in gpu.replicas()} != {demand.model})
+        number = (entry.count or 0) - sum(gpu.device == name for gpu in kept)
+        filled = [
+            kept + _FullDevices(entry, segment, copies, number).serve(demand)
+            for segment, copies in (_list_copies(problem, segments, demand, entry.device) if number > 0 else ())
+            if copies * number <= most
+        ]
+        if filled:
+            yield max(filled, key=lambda gpus: pools.served_rps(gpus, is_rough=True)[demand.model])

@@ -33,7 +33,7 @@ from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.optimal.candidates import CandidateSegments, Choices, with_least_memory
 from gpuprof.placement.optimal.contents import Contents
 from gpuprof.placement.optimal.cutting_stock import CuttingStock
-from gpuprof.placement.optimal.equal_replicas import place_equal
+from gpuprof.placement.optimal.equal_replicas import place_equal, refill
 from gpuprof.placement.optimal.judge import (
     Judge,
     TimeBounds,
@@ -215,6 +215,7 @@ class Search:
         if self._is_queued:
             if equal := place_equal(problem, segments, self._most_cost):
                 self._keep(self._judge.settle(equal, "equal replicas"))
+            self._refill(problem, segments)
             self._improve(local_search, self._best)
             has_improved = self._best is not first
             self._bound_time()
@@ -236,6 +237,7 @@ class Search:
         for start in ranking[:2] if self._is_queued else ranking:
             if not self._is_done:
                 self._improve(local_search, start)
+        self._refill(problem, segments)
         if not self._is_queued and not self._is_done:  # with pools, contents serve no more than the maps so far
             self._place_contents(offers)
 
@@ -256,6 +258,18 @@ class Search:
     def _most_cost(self) -> float:
         """Cost that a better map stays below: infinite while the incumbent leaves demands unserved."""
         return math.inf if self._best.unplaced else sum_prices(self.problem, self._best.gpus)
+
+    def _refill(self, problem: Problem, segments: Segments) -> None:
+        """Fill the devices of a fixed fleet that serve one unmet demand, or nothing, with its best equal replicas.
+
+        The other searches guess the rates of pools as large as the demand, which the fleet may be too small for.
+        """
+        if not (self._is_queued and self._is_counted):
+            return
+        for demand in problem.by_priority():
+            if any(unplaced.model == demand.model for unplaced in self._best.unplaced):
+                for gpus in refill(problem, segments, self._best.gpus, demand):
+                    self._keep(self._judge.settle(gpus, "equal replicas"))
 
     def _place_contents(self, offers: CandidateSegments) -> None:
         """Improve the map by the contents of partitions that serve most beside their neighbours."""

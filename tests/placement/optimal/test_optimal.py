@@ -27,6 +27,7 @@ from gpuprof.placement.optimal.optimal import MeasuredOnly, Optimal, restrict_to
 from gpuprof.placement.optimal.program_plan import plan_by_program
 from gpuprof.placement.optimal.shared_workers import share_workers
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
+from gpuprof.placement.pool import Pools
 from gpuprof.placement.problem import Options, Problem, collect_evidence
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 from gpuprof.placement.published.igniter import Igniter
@@ -650,6 +651,22 @@ def test_workers_filled_until_the_time_is_up_are_used_and_pass_over_a_model_that
     nothing = Placement("optimal", (), tuple(Unplaced(model=d.model, rate_rps=5.0, reason="") for d in demands))
     shared = share_workers(given, nothing, TimeBounds(1, 1.0, None), ShortLimit(1.0))
     assert len(shared.rates_rps()) >= models
+
+
+@pytest.mark.parametrize(("start_ms", "percents"), [(2.0, (25.0, 50.0, 100.0)), (0.5, (50.0, 100.0))])
+def test_a_device_too_small_for_a_demand_serves_no_less_than_full_of_equal_replicas(
+    start_ms: float, percents: tuple[float, ...]
+) -> None:
+    estimator = LinearEstimator(start_ms=start_ms, percents=percents, sizes=(1, 2, 4))
+    given = problem([demand("m", 3_000.0, 4.0)], [(plain_device(), 1)], estimator)
+    given = replace(given, queueing=BatchQueue())
+    pools, rates_rps = Pools(given, Segments(given)), []
+    for percent, batch in itertools.product(percents, (1, 2, 4)):
+        replica = PlacedReplica("m", batch, 1, Share(percent), 1.0)
+        full = PlacedGpu("plain", (PlacedPartition((replica,) * int(100.0 / percent)),))
+        rates_rps.append(pools.served_rps((full,))["m"])
+    placement, _ = solve_and_check(OPTIMAL, given)
+    assert placement.rate_rps("m") >= 0.99 * max(rates_rps) > 0.0
 
 
 class Contexts(LinearEstimator):
