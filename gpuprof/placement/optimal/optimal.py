@@ -389,12 +389,13 @@ class Search:
     ) -> Iterator[Placement]:
         """Yield the maps of a method, repaired if the pooled replicas of a model together serve too little.
 
-        The demands of such pools are raised where there are devices enough, until a plan costs as much as the
-        incumbent. The first map is repaired without a limit: a search must not call a demand impossible for want of
-        time.
+        The demands of such pools are raised where there are devices enough, by more each time, until a plan costs as
+        much as the incumbent. The first map is repaired without a limit: a search must not call a demand impossible for
+        want of time.
         """
         problem = segments.problem
         rates = {demand.model: demand.rate_rps for demand in problem.demands}
+        times_short = Counter[str]()
         for _ in range(MOST_REPLANS):
             gpus = place([replace(demand, rate_rps=rates[demand.model]) for demand in problem.demands])
             if not (gpus or self._best.unplaced):
@@ -409,7 +410,8 @@ class Search:
             for unplaced in placement.unplaced:
                 rate_rps = problem.demand(unplaced.model).rate_rps
                 served_rps = max(rate_rps - unplaced.rate_rps, rate_rps / 2.0)
-                rates[unplaced.model] *= rate_rps / served_rps * (1.0 + RATE_PRECISION)
+                times_short[unplaced.model] += 1
+                rates[unplaced.model] *= rate_rps / served_rps * (1.0 + RATE_PRECISION * times_short[unplaced.model])
 
     def _bound_time(self) -> None:
         """Bound every map under the queueing model, and every map with shared workers."""

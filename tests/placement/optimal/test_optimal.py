@@ -493,6 +493,25 @@ def test_a_first_map_is_improved_before_the_program_of_all_shares(monkeypatch: p
     assert (len(reported[-1].gpus), reported[-1].found_by) == (4, "local search")
 
 
+def test_a_rate_that_stays_short_is_raised_by_growing_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planned device always serves the same rate, so that the rate asked of the plan grows each time."""
+    rates: list[float] = []
+
+    def place(given: Problem, segments: Segments, demands: Sequence[Demand]) -> tuple[PlacedGpu, ...]:
+        rates.append(demands[0].rate_rps)
+        return (PlacedGpu("plain", (PlacedPartition((PlacedReplica("m", 8, 1, Share(), 1.0),)),)),)
+
+    def stop(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(optimal, "place_first_fit", place)
+    monkeypatch.setattr(optimal, "plan_by_program", stop)
+    with pytest.raises(KeyboardInterrupt):
+        OPTIMAL.place(replace(problem([demand("m", 900.0)]), queueing=BatchQueue()))
+    steps = [after / before for before, after in itertools.pairwise(rates)]
+    assert len(steps) == optimal.MOST_REPLANS - 1 and all(a < b for a, b in itertools.pairwise(steps))
+
+
 def test_extrapolated_shares_that_local_search_does_not_use_need_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
     estimators: list[Estimator] = []
     list_all = CandidateSegments.list_choices
