@@ -58,6 +58,8 @@ def make(
     seed: Annotated[int, typer.Option(help="Seed of the trace.", min=0)] = 0,
 ) -> None:
     """Write a trace of an arrival process, or of a recorded day of Azure Functions."""
+    if process.models and process.azure is None:
+        raise InputError("--models names functions of --azure", "name models by --rate MODEL=REQUESTS_PER_S")
     if process.azure is None:
         rates_rps, duration_s = process.list_rates(), process.duration_s
         result = gpuprof.record_trace(rates_rps, arrivals=process.arrivals, duration_s=duration_s, seed=seed)

@@ -95,12 +95,16 @@ def test_another_estimator_says_how_long_batches_take_in_simulate_and_load(plann
     assert predicted == pytest.approx(10.0, rel=1e-2)
 
 
-def test_a_day_of_azure_functions_becomes_a_trace_of_named_models(tmp_path: Path) -> None:
+def test_a_day_of_azure_functions_becomes_a_trace_of_named_models(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "day.csv").write_text("HashOwner,HashApp,HashFunction,Trigger,1,2\no,a,f,http,1,0\no,a,g,timer,5,5\n")
     trace = gpuprof.read_azure_trace(tmp_path / "day.csv", ["bert", "mlp"])
     assert {row["model"]: row["requests"] for row in trace.rows()} == {"bert": 10, "mlp": 1}
     words = ["--azure", str(tmp_path / "day.csv"), "--models", "bert,mlp", "-o", str(tmp_path / "t.csv")]
     assert main(["trace", "make", *words]) == 0
     assert gpuprof.show_trace(tmp_path / "t.csv").trace.requests == 11
+    assert main(["trace", "make", "--rate", "10", *words[2:]]) == 3
+    assert "--models names functions of --azure" in capsys.readouterr().err
     with pytest.raises(InputError, match="2 functions that are called but 3 names are given"):
         gpuprof.read_azure_trace(tmp_path / "day.csv", ["a", "b", "c"])
