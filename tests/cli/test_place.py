@@ -323,7 +323,10 @@ def test_shares_of_a_cpu_are_cores_of_the_server(
     assert (small.host_policy, large.host_policy) == (f"cores-{cores[0]}", f"cores-{cores[-1]}")
 
 
-def test_models_of_a_repository_are_planned_and_simulated_to_run_at_once(repository: Path, cli: CommandLine) -> None:
+def test_models_of_a_repository_are_planned_and_simulated_to_run_at_once(
+    repository: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")  # cells are broken in narrow terminals
     rows = []
     for model, version, ms in (("small", 1, 1.0), ("large", 3, 30.0)):
         path = Path("repo", model, str(version), "model.onnx")
