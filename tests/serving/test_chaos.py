@@ -148,6 +148,8 @@ class Chaos:
                 try:
                     answer = await asking
                 except asyncio.CancelledError:
+                    if (task := asyncio.current_task()) is not None and task.cancelling():  # the time is up
+                        raise
                     self.count["grpc cancelled"] += 1
                 except InferenceServerException as error:
                     self.count["grpc refused"] += 1

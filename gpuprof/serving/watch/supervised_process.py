@@ -72,6 +72,8 @@ class SupervisedProcess:
             await self._has_no_process.wait()
 
     async def _start_process(self) -> None:
+        if self.is_stopping:  # since this task was scheduled
+            return
         self._began = time.monotonic()
         try:
             process = await self._start()
