@@ -65,7 +65,7 @@ class _MapElement(BaseModel):
 
 _Milliseconds = Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=1)]
-#: In milliseconds; a simulation of shorter ones would take too long.
+#: Time slice in milliseconds; simulations with shorter slices would take too long.
 _TimeSlice = Annotated[float, Field(gt=0.01, lt=1e9, allow_inf_nan=False)]
 
 

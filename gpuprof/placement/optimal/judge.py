@@ -325,7 +325,8 @@ def bound_by_time(problem: Problem) -> TimeBounds:
     """
     segments, entries = SharedSegments(problem), problem.fleet.entries
     have_own = _have_own_devices(segments)
-    least: dict[str, tuple[float, float, float]] = {}  # time of devices, cost and memory, by the first alike model
+    least: dict[str, tuple[float, float, float]] = {}  # devices, cost and memory, by the first alike model
+    times: dict[str, float] = {}  # time of devices, by the first alike model
     least_parts: list[tuple[float, float]] = []  # of a device's time, and the rate
     for demand in problem.demands:
         first = segments.first_alike(demand.model)
@@ -334,13 +335,13 @@ def bound_by_time(problem: Problem) -> TimeBounds:
             able = [entry for entry in entries if len(batches[entry])]
             if not able:
                 continue  # no map serves it
-            time = _least_time(problem, demand, np.concatenate([batches[entry] for entry in able]))
-            time = float(max(1, math.ceil(time - 1e-6))) if have_own else time
+            times[first] = _least_time(problem, demand, np.concatenate([batches[entry] for entry in able]))
+            devices = float(max(1, math.ceil(times[first] - 1e-6))) if have_own else times[first]
             paid = [batches[entry] * (entry.price_per_hour, 1.0, 1.0) for entry in able]
             cost = _least_time(problem, demand, np.concatenate(paid))
             memory = min(_least_memory_part(segments, first, entry.device) for entry in able)
-            least[first] = time, max(cost, time * min(entry.price_per_hour for entry in able)), memory
-        least_parts.append((least[first][0], demand.rate_rps))
+            least[first] = devices, max(cost, devices * min(entry.price_per_hour for entry in able)), memory
+        least_parts.append((times[first], demand.rate_rps))  # a part of a demand may take a part of its devices
     served = [least[first] for d in problem.demands if (first := segments.first_alike(d.model)) in least]
     time, least_cost, least_memory = (math.fsum(column) for column in zip((0.0, 0.0, 0.0), *served, strict=True))
     prices = {entry.price_per_hour for entry in entries}

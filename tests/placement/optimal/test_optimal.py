@@ -750,6 +750,17 @@ def test_isolated_demands_without_mps_take_a_whole_number_of_devices_each() -> N
     assert bound_by_time(replace(given, options=Options(no_mps=True))).gpus == 3
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_isolated_demand_is_served_beyond_the_bound_of_a_small_fleet(count: int) -> None:
+    """A demand for 2.5 devices takes three, and of fewer it has all the time."""
+    given = problem([demand("a", 2000.0, 100.0)], [(plain_device(), count)], options=Options(isolate=True, no_mps=True))
+    given = replace(given, queueing=BatchQueue(), estimator=name_services(LinearEstimator(), {}, no_mps=True))
+    placement, _ = solve_and_check(OPTIMAL, given)
+    bound_rps = bound_by_time(given).goodput_rps
+    assert bound_rps is not None
+    assert 2000.0 - sum(unplaced.rate_rps for unplaced in placement.unplaced) <= bound_rps * (1.0 + 1e-6)
+
+
 @pytest.mark.parametrize(("option", "turns", "text"), [("isolate", 1, "take turns"), ("no_mps", 0, "2 processes run")])
 def test_the_check_refuses_partitions_that_the_options_of_the_plan_exclude(option: str, turns: int, text: str) -> None:
     given = problem([demand("a", 20.0, 100.0), demand("b", 20.0, 100.0)], options=Options(max_batch=1))
