@@ -322,7 +322,8 @@ def test_onnx_runtime_copies_inputs_and_outputs_in_proportion_to_the_batch(tmp_p
 
 
 def test_torchscript_launches_the_kernels_of_eager_execution_in_half_the_time() -> None:
-    graph = _graph(*LINEAR)
+    tensors = [_t(name, 2, 16) for name in "abc"]
+    graph = _graph(*LINEAR, *(_op("Relu", [tensors[n]], tensors[n + 1]) for n in range(2)))
     eager, script = (list_kernels(graph, "float32", LaunchMode(name)) for name in ("pytorch-eager", "pytorch-script"))
     assert (script.op_types, script.count) == (eager.op_types, eager.count)
     assert host_seconds(script, LaunchMode.SCRIPT) == pytest.approx(host_seconds(eager, LaunchMode.EAGER) / 2.0)
